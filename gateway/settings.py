@@ -184,7 +184,23 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
     )
     max_prompts: int = option(64, minimum=1, maximum=1024, help="Largest number of prompts in one call.")
     max_embedding_inputs: int = option(
-        2048, minimum=1, maximum=2048, help="Largest number of inputs in one embedding call."
+        2048,
+        minimum=1,
+        maximum=2048,
+        help="Largest number of inputs in one embedding call, and of documents in one rerank or score call.",
+    )
+    score_tokens: str = option(
+        "",
+        metavar="TOKENS",
+        help="Tokens whose logits after the prompt make a score (/v1/rerank, /v1/score): one, or two of which the "
+        "second means yes, such as no,yes. By default those that the files of the model name.",
+    )
+    score_template: str = option(
+        "",
+        metavar="TEMPLATE",
+        help="Prompts of scores: the file of a Jinja template for messages of the roles query and document; "
+        "qwen3-reranker; or pair, the two texts as the tokenizer joins them. By default the chat template if it writes "
+        "such messages, qwen3-reranker for models that name it or with --score-tokens no,yes, and else pair.",
     )
     max_choices: int = option(
         128,
@@ -285,6 +301,11 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
     )
     default_timeout_s: float = option(
         0.0, minimum=0, maximum=86400, help="Deadline in seconds of calls that do not set one; 0 for no deadline."
+    )
+    deadline_admission: bool = option(
+        True,
+        help="Refuse calls whose deadline cannot be met, and drop waiting requests once theirs cannot be met any more. "
+        "--no-deadline-admission runs them until their deadline.",
     )
     max_timeout_s: float = option(
         3600.0, minimum=0.001, maximum=86400, help="Longest deadline in seconds that a call may set."
@@ -427,6 +448,14 @@ class GatewaySettings(ImageSettings, FileSettings, ListenSettings, ServiceSettin
                 f"--repetition-detection is {self.repetition_detection!r}; it must be like 64:8, for a part of at most "
                 f"64 tokens that comes 8 times in a row ({error})"
             ) from None
+
+    @property
+    def score_texts(self) -> tuple[str, ...]:
+        """The texts of `score_tokens`. Raises StartError."""
+        texts = tuple(self.score_tokens.split(",")) if self.score_tokens else ()
+        if len(texts) > 2 or not all(texts):
+            raise StartError(f"--score-tokens is {self.score_tokens!r}; it must be one token, or two such as no,yes")
+        return texts
 
     @property
     def aliases(self) -> tuple[str, ...]:

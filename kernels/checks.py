@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire.kernels.grouped_weight import GroupedWeight
-from quire.kernels.k_quant_weight import KQuantWeight
 from quire.kernels.moe import Routing
 from quire.kernels.quantization import QuantizedWeight
-from quire.kernels.weights import LinearWeight
+from quire.kernels.weights import CodedWeight, LinearWeight
 
 if TYPE_CHECKING:
     from quire.kernels.ops import PackedLinear
@@ -75,7 +73,7 @@ def linear_weights(
     shape = weight.shape
     if len(shape) != 2 or 0 in shape or (halves and shape[0] % 2):
         raise ValueError(f"weight has shape {tuple(shape)}, not [{'2I' if halves else 'N'}, K]")
-    if isinstance(weight, GroupedWeight | KQuantWeight):
+    if isinstance(weight, CodedWeight):
         if weight.kind not in kinds:
             raise TypeError(f"weight is {weight.kind}, which these kernels do not support")
     elif not isinstance(weight, QuantizedWeight):

@@ -12,11 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 32  # input features with a scale
-UINT4, UINT8, MXFP4, FP8 = "uint4", "uint8", "mxfp4", "fp8"
-BITS = {UINT4: 4, MXFP4: 4, FP8: 8, UINT8: 8}
+UINT4, UINT8, MXFP4, FP8, NF4, FP4, SINT8 = "uint4", "uint8", "mxfp4", "fp8", "nf4", "fp4", "sint8"
+BITS = {UINT4: 4, MXFP4: 4, FP8: 8, UINT8: 8, NF4: 4, FP4: 4, SINT8: 8}
 KINDS = tuple(BITS)
 MAX_ZEROS = {UINT4: 16, UINT8: 255}  # GPTQ stores zero points less one in 4 bits
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# The values of codes. NF4 and FP4 are those of bitsandbytes (QLoRA, https://arxiv.org/abs/2305.14314, appendix E).
+TABLES = {
+    MXFP4: torch.tensor(E2M1),
+    NF4: torch.tensor([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+                       -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+                       0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+                       0.7229568362236023, 1.0]),
+    FP4: torch.tensor([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0])
+    / 12,
+}  # fmt: skip
 LARGEST_E4M3 = 448.0
 _HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the zero point
 
@@ -25,9 +35,10 @@ _HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the 
 class GroupedWeight:
     """The weights of one linear layer. weight[n, order[k]] = (value - zeros[n, k // 32]) * scales[n, k // 32].
 
-    codes: [N, K] uint8. kind: what a code stands for. UINT4: 0..15. UINT8: 0..255. MXFP4: an entry of E2M1. FP8: the
-    bits of a float8_e4m3fn number. scales: [N, ceil(K / 32)] float32, finite; of integers their lowest 8 bits are
-    zeros, as those of float16 and bfloat16 numbers. zeros: as scales, uint8 in 0..16 or 0..255; only with integers.
+    codes: [N, K] uint8. kind: what a code stands for. UINT4: 0..15. UINT8: 0..255. SINT8: the bits of an int8 number.
+    MXFP4, NF4, FP4: an entry of TABLES. FP8: the bits of a float8_e4m3fn number. scales: [N, ceil(K / 32)] float32,
+    finite; with zeros their lowest 8 bits are 0, as those of float16 and bfloat16 numbers. zeros: as scales, uint8 in
+    0..16 or 0..255; only of UINT4 and UINT8.
     order: [K] int32, the input feature of each code of a row, a permutation; None: that of the same number.
     Raises TypeError or ValueError if they do not fit together.
     """
@@ -88,8 +99,10 @@ class GroupedWeight:
         k = self.codes.shape[1]
         if self.kind == FP8:
             values = self.codes.view(torch.float8_e4m3fn).float()
-        elif self.kind == MXFP4:
-            values = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
+        elif self.kind == SINT8:
+            values = self.codes.view(torch.int8).float()
+        elif self.kind in TABLES:
+            values = TABLES[self.kind].to(self.codes.device)[self.codes.int()]
         else:
             assert self.zeros is not None
             values = self.codes.float() - self.zeros.float().repeat_interleave(GROUP, dim=1)[:, :k]

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from quire.kernels import checks
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.lora import AdaptedRows, AdapterBatch, RowsWithAdapters
+from quire.kernels.lora import AdaptedRows, AdapterBatch, OwnNorms, RowsWithAdapters
 from quire.kernels.moe import SILU
 from quire.kernels.ops import AddedRows, DecoderLayer, Ops, PackedLinear, PerLayerInput
 from quire.kernels.stack import Stack
 
-# The attention of layer i: (i, qkv [T, (H + 2 H_kv) * D]) -> [T, H * D].
-Attend = Callable[[int, Tensor], Tensor]
+# The attention of layer i: (i, qkv [T, (H + 2 H_kv) * D], rows with norms of their own) -> [T, H * D].
+Attend = Callable[[int, Tensor, OwnNorms | None], Tensor]
 
 
 def run_layers(
@@ -39,22 +39,26 @@ def run_layers(
 
     stack.check_inputs(layer_inputs, len(residual), ops.dtype)
 
-    def attend(index: int, qkv: Tensor) -> Tensor:
+    def attend(index: int, qkv: Tensor, own: OwnNorms | None) -> Tensor:
         layer, (k_cache, v_cache) = stack.layers[index], stack.kv_cache[index]
-        q = ops.rope_and_cache(
-            qkv,
-            positions,
-            stack.tables_of(index),
-            slot_mapping,
-            k_cache,
-            v_cache,
-            stack.num_heads,
-            0 if layer.shares_kv else k_cache.shape[1],
-            layer.q_norm,
-            layer.k_norm,
-            stack.eps,
-            layer.v_norm,
-        )
+
+        def rope(qkv: Tensor, at: Tensor, slots: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> Tensor:
+            return ops.rope_and_cache(
+                qkv,
+                at,
+                stack.tables_of(index),
+                slots,
+                k_cache,
+                v_cache,
+                stack.num_heads,
+                0 if layer.shares_kv else k_cache.shape[1],
+                q_norm,
+                k_norm,
+                stack.eps,
+                layer.v_norm,
+            )
+
+        q = rope_rows(rope, index, qkv, positions, slot_mapping, layer, own)
         return ops.paged_attention(
             q,
             k_cache,
@@ -70,6 +74,24 @@ def run_layers(
         )
 
     return run_layers_with(ops, residual, stack, rows, attend, adapters, interrupt, AdaptedRows, layer_inputs, added)
+
+
+# Rotates the heads of some rows and stores keys and values: (qkv, positions, slots, q_norm, k_norm) -> q.
+Rope = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+
+
+def rope_rows(
+    rope: Rope, index: int, qkv: Tensor, positions: Tensor, slots: Tensor, layer: DecoderLayer, own: OwnNorms | None
+) -> Tensor:
+    """Call `rope` for all rows, and again for those whose adapters have norms of heads of their own."""
+    again = list(own.of(index, "q_norm", "k_norm")) if own else []
+    given = [qkv[rows] for rows, _ in again]  # `rope` may change keys in place
+    q = rope(qkv, positions, slots, layer.q_norm, layer.k_norm)
+    for (rows, (q_norm, k_norm)), part in zip(again, given, strict=True):
+        q_norm, k_norm = layer.q_norm if q_norm is None else q_norm, layer.k_norm if k_norm is None else k_norm
+        q[rows] = rope(part, positions[rows], slots[rows], q_norm, k_norm)
+        qkv[rows] = part
+    return q
 
 
 def run_layers_with(
@@ -90,27 +112,38 @@ def run_layers_with(
     products of adapters. Returns [R, hidden].
     """
     all_reduce = stack.ranks.all_reduce if stack.ranks else identity
-    hidden = ops.rms_norm(residual, stack.layers[0].input_norm, stack.eps)
     last = len(stack.layers) - 1
     adapted = adapted_rows(adapters.adapters, adapters.tokens, residual.device) if adapters else None
+    own = OwnNorms(adapters.adapters, adapters.tokens, residual.device) if adapters else None
+
+    def norm(at: int, name: str, x: Tensor, weight: Tensor, to: Tensor | None = None) -> Tensor:
+        """Compute a norm of layer `at` of x, or of `to` after x is added to it."""
+        out = ops.rms_norm(x, weight, stack.eps) if to is None else ops.add_rms_norm(x, to, weight, stack.eps)
+        for rows, (of_adapter,) in own.of(at, name) if own else ():
+            assert of_adapter is not None
+            out[rows] = ops.rms_norm((x if to is None else to)[rows], of_adapter, stack.eps)
+        return out
+
+    hidden = norm(0, "input_norm", residual, stack.layers[0].input_norm)
     for index, layer in enumerate(stack.layers):
         if interrupt is not None:
             interrupt.check()
         qkv = ops.linear(hidden, layer.qkv)
         if adapted:
             adapted.apply(index, "qkv", hidden, qkv)
-        hidden = attend(index, qkv)
+        hidden = attend(index, qkv, own)
         if index == last:  # after the last attention no token needs another one: only the wanted rows go on
             hidden, residual = hidden[rows], residual[rows]
             layer_inputs = None if layer_inputs is None else layer_inputs[rows]
             adapted = adapted_rows(adapters.adapters, adapters.wanted, residual.device) if adapters else None
+            own = OwnNorms(adapters.adapters, adapters.wanted, residual.device) if adapters else None
         attended, hidden = hidden, ops.linear(hidden, layer.o)
         if adapted:
             adapted.apply(index, "o", attended, hidden)
         hidden = all_reduce(hidden)
         if layer.post_attention_norm is not None:
-            hidden = ops.rms_norm(hidden, layer.post_attention_norm, stack.eps)
-        hidden = ops.add_rms_norm(hidden, residual, layer.mlp_norm, stack.eps)
+            hidden = norm(index, "post_attention_norm", hidden, layer.post_attention_norm)
+        hidden = norm(index, "mlp_norm", hidden, layer.mlp_norm, residual)
         if layer.moe is not None and layer.expert_norms is None:
             hidden = all_reduce(ops.moe(hidden, layer.moe))
         elif adapted:
@@ -123,7 +156,7 @@ def run_layers_with(
         if layer.expert_norms is not None:
             hidden = _with_experts(ops, hidden, residual, layer, stack.eps, all_reduce)
         if layer.post_mlp_norm is not None:
-            hidden = ops.rms_norm(hidden, layer.post_mlp_norm, stack.eps)
+            hidden = norm(index, "post_mlp_norm", hidden, layer.post_mlp_norm)
         if layer.per_layer_input is not None:
             assert layer_inputs is not None
             residual += hidden
@@ -131,13 +164,13 @@ def run_layers_with(
         next_norm = stack.final_norm if index == last else stack.layers[index + 1].input_norm
         is_added = added is not None and index < len(added.values)
         if layer.output_scale == 1.0 and not is_added:
-            hidden = ops.add_rms_norm(hidden, residual, next_norm, stack.eps)
+            hidden = norm(index + 1, "input_norm", hidden, next_norm, residual)
         else:
             residual += hidden
             residual *= layer.output_scale
             if added is not None and is_added:
                 residual.index_add_(0, added.rows, added.values[index])
-            hidden = ops.rms_norm(residual, next_norm, stack.eps)
+            hidden = norm(index + 1, "input_norm", residual, next_norm)
     return hidden
 
 

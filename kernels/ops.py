@@ -23,7 +23,16 @@ import torch
 from torch import Tensor
 
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.lora import MAX_RANK, NO_ADAPTER, AdapterBatch, LoraLayer, LoraPart, PackedAdapter
+from quire.kernels.lora import (
+    ENDS,
+    MAX_RANK,
+    NO_ADAPTER,
+    AdapterBatch,
+    LoraLayer,
+    LoraPart,
+    NormsOfLayer,
+    PackedAdapter,
+)
 from quire.kernels.moe import (
     CLAMPED,
     CLAMPED_ALPHA,
@@ -38,10 +47,10 @@ from quire.kernels.moe import (
 from quire.kernels.weights import LinearWeight, WeightRows
 
 __all__ = [
-    "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
+    "CLAMPED", "CLAMPED_ALPHA", "CLAMPED_LIMIT", "ENDS", "GELU", "MAX_RANK", "NO_ADAPTER", "SILU", "AdapterBatch",
     "AddedRows", "AllReduceGroup", "CacheStack", "DecoderLayer", "ExpertNorms", "ExpertWeights", "KernelsUnavailable",
-    "LayerStack", "LoraLayer", "LoraPart", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE", "PerLayerInput",
-    "Routing",
+    "LayerStack", "LoraLayer", "LoraPart", "NormsOfLayer", "Ops", "PackedAdapter", "PackedLinear", "PackedMoE",
+    "PerLayerInput", "Routing",
 ]  # fmt: skip
 
 
@@ -140,7 +149,7 @@ class Ops(Protocol):
     dtype: torch.dtype
     weight_dtypes: tuple[torch.dtype, ...]  # of weights and biases of linear layers, and of embedding tables
     quantized_bits: tuple[int, ...]  # of quantised weights; empty: none
-    code_kinds: tuple[str, ...]  # of `GroupedWeight` and `KQuantWeight`
+    code_kinds: tuple[str, ...]  # of a `CodedWeight`
     kv_dtype: torch.dtype  # of the KV cache
     device: torch.device
     row_invariant: bool
@@ -168,10 +177,22 @@ class Ops(Protocol):
         chosen expert is multiplied by its scale.
         """
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> PackedAdapter:
-        """Pack a low-rank adapter for `decoder_layers`: its factors for each layer of the decoder.
+    def pack_adapter(
+        self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()
+    ) -> PackedAdapter:
+        """Pack a low-rank adapter: its factors for each layer of the decoder, and for embedding and head as a last one.
 
-        inner: gates of the MLP; the ups have offsets from there.
+        inner: gates of the MLP; the ups have offsets from there. norms: those that the adapter has of its own, for each
+        layer and, as a last entry, the final norm.
+        """
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        """Change the embeddings [T, H] act of tokens [T] int32 or int64 in place, as `lora.AdaptedRows.embed` does."""
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        """Change the logits [R, V] float32 of `linear_logits` in place, as `lora.AdaptedRows.head` does.
+
+        hidden [R, H] act: the input of the head, of the first R of the wanted tokens.
         """
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:

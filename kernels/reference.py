@@ -14,17 +14,18 @@ from torch import Tensor
 
 from quire.kernels import checks, kv_values
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
-from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.grouped_weight import KINDS
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.k_quant_weight import K_QUANTS, KQuantWeight
+from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
-from quire.kernels.lora import AdapterBatch, LoraLayer, TorchAdapter, pack_adapter
+from quire.kernels.lora import AdaptedRows, AdapterBatch, LoraLayer, NormsOfLayer, TorchAdapter, pack_adapter
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales, route
+from quire.kernels.nvfp4_weight import NVFP4
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.quantization import QuantizedLinear, QuantizedWeight, quantized_linear
 from quire.kernels.reference_linear import ReferenceLinear, ReferenceMoE, ReferencePacked, reference_moe
 from quire.kernels.stack import Caches, Stack
-from quire.kernels.weights import LinearWeight, WeightRows, whole
+from quire.kernels.weights import CodedWeight, LinearWeight, WeightRows, whole
 
 
 class ReferenceOps:
@@ -50,7 +51,7 @@ class ReferenceOps:
         self.sum_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = (8, 4) if dtype == torch.float32 else ()
-        self.code_kinds = (*KINDS, *K_QUANTS)
+        self.code_kinds = (*KINDS, *K_QUANTS, NVFP4)
 
     def pack_linear(self, weight: LinearWeight | WeightRows, bias: Tensor | None = None) -> ReferencePacked:
         return self._pack(weight, bias, halves=False)
@@ -64,7 +65,7 @@ class ReferenceOps:
         checks.linear_bias(bias, self.weight_dtypes, weight.shape)
         if isinstance(weight, QuantizedWeight):
             return QuantizedLinear(weight, bias)
-        if isinstance(weight, GroupedWeight | KQuantWeight):
+        if isinstance(weight, CodedWeight):
             return ReferenceLinear(weight.dequantized(self.dtype), bias)
         return ReferenceLinear(weight, bias)
 
@@ -96,8 +97,14 @@ class ReferenceOps:
         ids, weights = route(logits, packed.routing, packed.scales)
         return _into(out, reference_moe(x, ids, weights, packed, self._product))
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TorchAdapter:
-        return pack_adapter(layers, self.device)
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()) -> TorchAdapter:
+        return pack_adapter(layers, self.device, norms)
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        AdaptedRows(adapters.adapters, adapters.tokens, self.device).embed(token_ids, embeddings)
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        AdaptedRows(adapters.adapters, adapters.wanted[: len(hidden)], self.device).head(hidden, logits)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return _into(out, self._product(x, packed))

@@ -69,8 +69,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     base = make_checkpoint(folder / "base", "llama")
     shelf = folder / "shelf"
     paths = {name: folder / name for name in "ab"} | {name: shelf / name for name in ("later", "broken")}
-    for seed, path in enumerate(paths.values()):
-        write_adapter(path, base, seed=seed, size=1.0)
+    fields: dict[str, dict[str, Any]] = {
+        "a": {"use_dora": True, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}
+    }
+    for seed, (name, path) in enumerate(paths.items()):
+        write_adapter(path, base, seed=seed, size=1.0, **fields.get(name, {}))
     change_config(paths["broken"], r=3)
     expected = {
         name: outputs(merge_adapter(base, paths[name], folder / f"{name}-merged")) for name in ("a", "b", "later")

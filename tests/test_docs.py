@@ -338,6 +338,7 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
                 keys.request,
                 keys.output,
                 keys.conversation,
+                keys.kept_conversation,
                 keys.worker,
                 keys.mailbox,
                 keys.left,
@@ -350,6 +351,7 @@ def test_the_protocol_has_every_script_and_every_key() -> None:
         keys.view("<worker>"),
         *(keys.adapters, keys.prefixes, keys.reserved, keys.parked, keys.held, keys.holders, keys.due, keys.dead),
         *(keys.ended("<owner>"), keys.parked_of("<owner>")),
+        keys.answering,
         *(keys.load, keys.totals, keys.recoveries, keys.workers, keys.endings),
     ]
     assert set(re.findall(r"^- `(quire:\{lane\}:[^`]+)` \(", text, re.MULTILINE)) == set(made)

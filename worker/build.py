@@ -101,6 +101,7 @@ def build_engine(settings: WorkerSettings, name: str) -> Engine:
         model.weights_digest = fingerprint.of_weights(path, settings.quantization)
         engine = make_engine(settings, name, model, texts, device)
         engine.adapters.limit = max(settings.max_loras, len(adapters))
+        engine.adapters.max_bytes = int(settings.max_lora_gb * GIB)
         for adapter in adapters:
             engine.adapters.add(adapter)
         if settings.spills:

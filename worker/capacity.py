@@ -68,6 +68,8 @@ def choose_limits(
         )
     num_device_bytes = num_blocks * bytes_per_block if device.type == "cpu" else 0
     num_device_bytes += num_state_slots * model.state_bytes
+    # A block is of no use to a model with recurrent states unless a snapshot at its end stays as long.
+    max_pinned = 0 if num_state_slots else int(settings.cache_pin_share * num_blocks)
     return EngineLimits(
         num_blocks=num_blocks,
         num_host_blocks=choose_num_host_blocks(
@@ -82,6 +84,8 @@ def choose_limits(
         preemption=settings.preemption,
         num_state_slots=num_state_slots,
         snapshot_interval=settings.snapshot_tokens,
+        max_pinned_blocks=max_pinned,
+        max_owner_pinned_blocks=int(settings.cache_pin_key_share * max_pinned),
     )
 
 

@@ -80,6 +80,7 @@ class EngineRuntime:
             adapters=tuple(f"{name}@{digest}" for name, digest in engine.adapters.held),
             adapter_faults=self._loader.faults,
             no_images=engine.no_images[:MAX_FAULT_LENGTH],
+            pace=status.pace,
         )
 
     def close(self) -> None:

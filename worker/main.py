@@ -41,7 +41,7 @@ def run_to_the_end(settings: WorkerSettings, serve_as: partial[None]) -> int:
     setup_logging(f"worker {settings.name}", settings.log_level, settings.log_format, worker=settings.name)
     progress.begin()
     reported: tuple[type[Exception], ...] = (RuntimeError,)
-    if not settings.upstream:
+    if not settings.upstream and not settings.models_dir:
         reported += import_engine()
     try:
         with closing(progress):
@@ -125,7 +125,11 @@ def serve(settings: WorkerSettings) -> None:
     asyncio.run(check_name(settings.redis_url, name, settings.name, settings.beat_s))
     listener = bind(settings.internal_host, settings.internal_port)
     runtime: WorkerRuntime
-    runtime, path = (build_upstream_runtime if settings.upstream else build_engine_runtime)(settings, name)
+    try:
+        runtime, path = (build_upstream_runtime if settings.upstream else build_engine_runtime)(settings, name)
+    except Exception as error:
+        progress.fail(str(error) or type(error).__name__)
+        raise
     registration = read_registration(path, name, aliases)
     service = WorkerService(
         runtime,

@@ -35,7 +35,7 @@ def check_settings(settings: WorkerSettings, device: torch.device) -> None:
         )
 
 
-LEAST_QUANTIZED_BITS = 5  # of a weight of a quantised checkpoint as the kernels keep it, with its scale
+LEAST_QUANTIZED_BITS = 4.5  # of a weight of a quantised checkpoint as the kernels keep it, with its scale
 
 
 def check_weights(
@@ -56,10 +56,10 @@ def check_weights(
     is_narrow = isinstance(config, ModelConfig) and (config.dtype in ("bfloat16", "float16") or quantization)
     if device.type == "cpu" and is_narrow:
         kept = torch.bfloat16  # of 16 bits, as stored: the kernels of a CPU multiply them with float32 activations
-    least_bits = 8 if isinstance(bits, str) else bits or 8 * kept.itemsize
+    least_bits: float = 8 if isinstance(bits, str) else bits or 8 * kept.itemsize
     if quantization is not None and not bits:
         least_bits = LEAST_QUANTIZED_BITS
-    needed = config.least_weight_bytes(kept) * least_bits // (8 * kept.itemsize)
+    needed = int(config.least_weight_bytes(kept) * least_bits / (8 * kept.itemsize))
     if known is not None:
         needed = known
     free = devices.free_memory(device)

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TextIO
 
-from quire.shared.process.start_pipe import PIPE, READY
+from quire.shared.process.start_pipe import FAILED, PIPE, READY
 from quire.shared.telemetry.logs import JsonFormatter
 
 _REDRAW_S = 0.1
 LOG_S = 2.0
 _CLEAR_LINE = "\r\x1b[2K"
+# A longer reason could fill the pipe.
+_MAX_REASON = 1000
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +136,11 @@ class StartProgress:
         if self._display is not None:
             self._display.show(READY, None)
         self.close()
+
+    def fail(self, reason: str) -> None:
+        """Report to the parent that the model cannot be loaded. The error goes to the log as ever."""
+        if isinstance(self._display, Pipe):
+            self._display.show(FAILED + " ".join(reason.split())[:_MAX_REASON], None)
 
     def close(self) -> None:
         """Close the display. Repeatable."""

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from redis.exceptions import RedisError
@@ -328,6 +328,7 @@ class WorkerService:
                     committer.counts.leases_lost += len(lost)
                     committer.lose(lost, engine)
                     card = self._runtime.card(self._worker_id, self._incarnation, self._model_name)
+                    card = replace(card, pace=committer.errors.corrected(card.pace))
                     beats = await broker.beat(card, engine.status.slowest_step_s, self._home, self._leases.beat_s)
                     if not beats and (holder := await broker.holder(self._worker_id)):
                         if not is_gone(holder.home):

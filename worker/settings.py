@@ -52,6 +52,9 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     )
     max_lora_rank: int = option(64, minimum=1, maximum=512, help="Largest rank of an adapter.")
     max_loras: int = option(64, minimum=1, maximum=1024, help="Largest number of adapters that are loaded at once.")
+    max_lora_gb: float = option(
+        16.0, minimum=0.001, maximum=100_000, help="Largest memory, in GiB, of the adapters that are loaded at once."
+    )
     tensor_parallel_size: int = option(
         0,
         minimum=0,
@@ -115,6 +118,19 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
         "",
         metavar="FILE",
         help="TOML file with prompt prefixes that are computed at start and stay in the prefix cache.",
+    )
+    cache_pin_share: float = option(
+        0.25,
+        minimum=0,
+        maximum=0.9,
+        help="Largest share of the KV blocks that calls pin with `cache_control`; 0 pins none. Pinned blocks are "
+        "evicted after all others, but before a request has to wait.",
+    )
+    cache_pin_key_share: float = option(
+        0.5,
+        minimum=0.01,
+        maximum=1,
+        help="Largest part of --cache-pin-share for the calls of one API key. All calls without a key count as one.",
     )
     preemption: str = option(
         "auto",
@@ -207,6 +223,36 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     )
     upstream_total_s: float = option(
         3600.0, minimum=1, maximum=864000, help="Longest time in seconds of one answer of a server of --upstream."
+    )
+    models_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Serve every model of this folder: the worker loads the one that calls ask for, and unloads the one that "
+        "was used longest ago. Calls wait in Redis meanwhile. Gateways need --discover-models.",
+    )
+    models_max: int = option(
+        1, minimum=1, maximum=64, metavar="N", help="Largest number of models of --models-dir that are loaded at once."
+    )
+    models_memory_gb: float = option(
+        0.0,
+        minimum=0,
+        maximum=1_048_576,
+        help="Memory in GiB for the weights of all loaded models of --models-dir; 0 is nine tenths of the free memory "
+        "at start, and no limit on a GPU.",
+    )
+    models_idle_s: float = option(
+        0.0,
+        minimum=0,
+        maximum=864_000,
+        help="Seconds without a call after which a model of --models-dir is unloaded; 0 keeps it until another needs "
+        "its place.",
+    )
+    models_slice_s: float = option(
+        20.0,
+        minimum=0.1,
+        maximum=86400,
+        help="Seconds for which a model of --models-dir may run calls while calls of another one wait; then its calls "
+        "go back to the queue, and continue in its next turn.",
     )
     worker_id: str = option("", help="Stable name of this worker in the queue; by default the host name and slot 0.")
     drain_s: float = option(

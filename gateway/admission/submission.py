@@ -13,13 +13,22 @@ from redis.exceptions import WatchError
 
 from quire.gateway.admission.canceller import Canceller
 from quire.gateway.admission.retry import RetryPolicy
-from quire.gateway.admission.service_rate import ServiceRate
+from quire.gateway.admission.service_rate import MAX_RETRY_AFTER_S, ServiceRate
 from quire.gateway.admission.worker_registry import WorkerRegistry
-from quire.gateway.errors.api_errors import ApiError, IdempotencyKeyReused, MemoryIsFull, QueueIsFull
+from quire.gateway.errors.api_errors import (
+    ApiError,
+    DeadlineOutOfReach,
+    IdempotencyKeyReused,
+    MemoryIsFull,
+    QueueIsFull,
+    conversation_locked,
+)
 from quire.gateway.stream.call_metadata import request_id
 from quire.shared.protocol.broker import (
     Admission,
     Broker,
+    ConversationLocked,
+    DeadlineUnreachable,
     IdempotencyConflict,
     NoRoom,
     QueueBounds,
@@ -70,8 +79,9 @@ class Submission:
         Returns the id of the first request of the call, and the limits after the last one. If the idempotency key was
         used before, the id is that of the earlier call, and all requests of the earlier call are in Redis.
 
-        Raises BrokerDown, QueueIsFull, MemoryIsFull, IdempotencyKeyReused, RateLimited or BudgetSpent; then no request
-        of this call runs.
+        Raises BrokerDown, QueueIsFull, DeadlineOutOfReach, MemoryIsFull, IdempotencyKeyReused, RateLimited or
+        BudgetSpent; then no request of this call runs. Raises InvalidRequest if another response continues its
+        conversation.
         """
         await self._retry.check_subscribed()
         ids = [request.id for request in requests]
@@ -111,10 +121,14 @@ class Submission:
                     submitted = Submitted(first, result.rates or submitted.rates)
         except QueueFull as error:
             raise queue_is_full(error, self._worker_registry.rate) from error
+        except DeadlineUnreachable as error:
+            raise out_of_reach(error, terms.deadline_ms) from error
         except NoRoom as error:
             raise memory_is_full(error, terms.bounds) from error
         except LimitReached as error:
             raise self._refusal(error, terms) from error
+        except ConversationLocked as error:
+            raise conversation_locked() from error
         except IdempotencyConflict as error:
             raise IdempotencyKeyReused(
                 "The Idempotency-Key stands for a call with another body. Send the same body, or choose another key."
@@ -159,6 +173,7 @@ class Submission:
             # Further prompts of a call have a number behind its id.
             begins_call="-" not in request.id,
             images=tuple(image_name(request.cache_scope, digest) for digest in files),
+            pins=bool(request.breakpoints),
         )
         # A command whose reply was lost may have been executed; to execute it again is harmless.
         return await self._retry(
@@ -171,6 +186,18 @@ def queue_is_full(error: QueueFull, rate: ServiceRate) -> QueueIsFull:
     return QueueIsFull(
         f"The queue is full: {error.requests} requests with {error.tokens} tokens wait. Try again later.",
         headers={"Retry-After": str(rate.retry_after_s(error.requests))},
+    )
+
+
+def out_of_reach(error: DeadlineUnreachable, deadline_ms: int) -> DeadlineOutOfReach:
+    """Return the error of the API for a call that would end after its deadline, with the times that would do."""
+    end_ms = error.wait_ms + error.service_ms
+    retry_s = max(1, min(MAX_RETRY_AFTER_S, math.ceil(min(error.wait_ms, end_ms - deadline_ms) / 1000)))
+    end_s = math.ceil(end_ms / 100) / 10
+    return DeadlineOutOfReach(
+        f"The deadline of {deadline_ms / 1000:g} s cannot be met: {error.ahead} requests come before this one, and it "
+        f"would end in {end_s:g} s. Send it again in {retry_s} s, or now with a timeout of more than {end_s:g} s.",
+        headers={"Retry-After": str(retry_s)},
     )
 
 

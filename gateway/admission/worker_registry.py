@@ -19,6 +19,7 @@ from quire.shared.process.version import installed_version
 from quire.shared.protocol.broker import Announcement, Broker
 from quire.shared.protocol.keys import BEAT_S, GATEWAY_TTL_S
 from quire.shared.protocol.messages import MAX_CHOICES, MAX_PROMPT_TOKENS, WorkerCard
+from quire.shared.protocol.messages.host_card import HostedModel, HostState
 from quire.shared.redis.cancellation import check_cancelled
 
 log = logging.getLogger("gateway")
@@ -38,10 +39,13 @@ class WorkerRegistry:
         model: ServedModel,
         max_model_len: int,
         stats: StreamStats,
-        give_up_queued: Callable[[float], None] = lambda waited_s: None,
+        give_up_queued: Callable[[float, str], None] = lambda waited_s, fault: None,
         no_worker_timeout_s: float = math.inf,
     ) -> None:
-        """give_up_queued: called with `no_worker_timeout_s` while no worker has been alive for that time."""
+        """give_up_queued: called with `no_worker_timeout_s` and "" while no worker has been alive for that time.
+
+        Also called with 0 and the reason while no host can load the model.
+        """
         self._give_up_queued = give_up_queued
         self._no_worker_timeout_s = no_worker_timeout_s
         self._broker = broker
@@ -55,6 +59,8 @@ class WorkerRegistry:
         self._empty_at: float | None = None
         self._leased_at = float("-inf")
         self.workers: tuple[WorkerCard, ...] = ()
+        # The model at hosts with --models-dir; None if no host has it.
+        self.hosted: HostedModel | None = None
         # Digests of the adapters that calls may name, and the announcements.
         self.adapters: dict[str, str] = {}
         self.announced: dict[str, Announcement] = {}
@@ -78,8 +84,17 @@ class WorkerRegistry:
         return next((f"{card.no_images} (worker {card.worker_id})" for card in self.workers if card.no_images), "")
 
     @property
+    def state(self) -> HostState:
+        """The state of the model: LOADED with a live worker, else that at its host."""
+        if self.workers:
+            return HostState.LOADED
+        if self.hosted is None or self.hosted.state is HostState.LOADED:  # its worker has gone, or not yet sent a beat
+            return HostState.NOT_LOADED if self.hosted is None else HostState.LOADING
+        return self.hosted.state
+
+    @property
     def empty_s(self) -> float:
-        """Seconds for which no worker has been alive; 0 with a worker, or if Redis does not answer."""
+        """Seconds for which no worker has been alive; 0 with a worker or a host, or if Redis does not answer."""
         return 0.0 if self._empty_at is None else asyncio.get_running_loop().time() - self._empty_at
 
     def holders(self, name: str) -> dict[str, str]:
@@ -101,11 +116,13 @@ class WorkerRegistry:
     async def _refresh_forever(self) -> None:
         while True:
             # Until a worker is there, look more often: a start waits for it. Many models may be without one for long.
-            is_awaited = not self.workers and self.empty_s < AWAITED_S
+            is_awaited = not self.workers and self.hosted is None and self.empty_s < AWAITED_S
             await asyncio.sleep(FIRST_WORKER_S if is_awaited else BEAT_S)
             await self.refresh()
-            if self.empty_s >= self._no_worker_timeout_s:
-                self._give_up_queued(self._no_worker_timeout_s)
+            if self.hosted is not None and self.state is HostState.FAILED:
+                self._give_up_queued(0.0, self.hosted.reason)
+            elif self.empty_s >= self._no_worker_timeout_s:
+                self._give_up_queued(self._no_worker_timeout_s, "")
             check_cancelled()
 
     async def refresh(self) -> None:
@@ -134,7 +151,7 @@ class WorkerRegistry:
         if len(workers) != len(self.workers) or not self.redis_answers:
             log.info("live workers: %d", len(workers))
         self.redis_answers, self.workers = True, workers
-        self._empty_at = None if workers else self._empty_at or now
+        self._empty_at = None if workers or self.hosted is not None else self._empty_at or now
         if workers:
             self.adapters = usable_adapters(workers, self.announced)
             self.max_model_len = min(self._own_limit, *(card.max_model_len for card in workers))

@@ -17,7 +17,7 @@ from quire.gateway.output.given_grammar import GivenGrammar
 from quire.gateway.stream.call_metadata import CallMetadata, request_id
 from quire.shared.config.validators import shown
 from quire.shared.protocol.keys import DEFAULT_CLASS
-from quire.shared.protocol.messages import GenerationRequest, ImageRef, SamplingParams
+from quire.shared.protocol.messages import CacheBreakpoint, GenerationRequest, ImageRef, SamplingParams
 from quire.shared.protocol.sampling_params import GRAMMAR_PARAMETERS, MAX_OUTPUT_TOKENS, PARAMETERS
 
 # The default of `beam_width`, unless `n` is more.
@@ -45,10 +45,11 @@ class Call:
     retention_s: life of the answer in Redis after its end; 0 for the default. conversation: stored with the request.
     loosened: indices of the tools whose schemas the grammar follows only in part.
     adapter_digest: of the LoRA adapter that the call names as its model; empty for the model itself.
+    joins: the conversation of the API that the answer continues, and its version; empty for none.
     beginnings: hashes of its conversation, see `beginnings_of`. chain: what the responses of a conversation have in
     common; empty for other calls.
     forked_from, num_kept, first_choice: of a fork, as in `GenerationRequest`. images: of the only prompt; files: of
-    these, by digest.
+    these, by digest. breakpoints: places in the only prompt up to which it is pinned, for the API key `pinned_for`.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Call:
     prediction: tuple[int, ...] = ()
     retention_s: int = 0
     conversation: bytes = b""
+    joins: tuple[str, ...] = ()
     loosened: tuple[int, ...] = ()
     adapter_digest: str = ""
     beginnings: tuple[bytes, ...] = ()
@@ -81,6 +83,8 @@ class Call:
     first_choice: int = 0
     images: tuple[ImageRef, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    pinned_for: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, float]) -> Call:
@@ -146,6 +150,7 @@ class Call:
     def check(self, limits: RequestLimits, prompts: int = 1) -> None:
         """Check what does not depend on the texts of the prompts. Raises ModelNotFound or InvalidRequest."""
         limits.check_model(self.model)
+        limits.check_generates()
         limits.check_choices(prompts, self.counts)
         limits.check_answer(self.common.grammar, self.grammar_parameter)
 
@@ -231,6 +236,8 @@ class Call:
                 first_choice=self.first_choice,
                 prediction=self.prediction,
                 images=self.images,
+                breakpoints=self.breakpoints,
+                pinned_for=self.pinned_for if self.breakpoints else "",
             )
             for index, (prompt, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]

@@ -7,7 +7,7 @@ read. Chat completions, Responses and Messages differ only in the form of their 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,14 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.chat_messages import read_messages
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.tools import check_choice
-from quire.gateway.errors.api_errors import refused
+from quire.gateway.errors.api_errors import ApiError, refused
 from quire.gateway.features.affinity.beginnings import beginnings_of
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.renderer import RenderedChat, Renderer
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.tools import Besides, ToolChoice, ToolMode
 from quire.gateway.stream.output_spec import OutputSpec
+from quire.shared.protocol.messages import CacheBreakpoint
 from quire.shared.protocol.sampling_params import SamplingParams
 from quire.shared.text.chat_template import ChatTemplate
 
@@ -49,12 +50,32 @@ def read_conversation(given: Mapping[str, Any]) -> Conversation:
     )
 
 
-async def render_prompt(conversation: Conversation, limits: RequestLimits, renderer: Renderer) -> RenderedChat:
-    """Render and tokenize the prompt of a conversation, which may be longer than the context. Raises ApiError."""
+async def render_prompt(
+    conversation: Conversation, limits: RequestLimits, renderer: Renderer, probes: Iterable[Conversation] = ()
+) -> RenderedChat:
+    """Render and tokenize the prompt of a conversation, which may be longer than the context. Raises ApiError.
+
+    probes: conversations that differ from this one from some places on, for the places in the prompt.
+    """
+    messages, images = await renderer.images(conversation.messages)
+    written, mark = await _written(replace(conversation, messages=messages), limits, renderer)
+    others = []
+    for probe in probes:
+        try:
+            probe = replace(probe, messages=renderer.without_images(probe.messages))
+            others.append(await _written(probe, limits, renderer))
+        except ApiError:  # the mark made it too long
+            others.append((written, mark))
+    return await renderer.chat(written, limits.max_model_len, mark, images, others)
+
+
+async def _written(conversation: Conversation, limits: RequestLimits, renderer: Renderer) -> tuple[Conversation, str]:
+    """Return a conversation without files as the chat template gets it, and the mark that divides control tokens."""
     # Control tokens in texts of the client are divided before the gateway writes marks of its own.
     given = (conversation.callable_tools, conversation.template_variables)
-    shown, images = await renderer.images(conversation.messages)
-    messages, (tools, variables), mark = await renderer.mark_control_tokens(shown, given, limits.max_model_len)
+    messages, (tools, variables), mark = await renderer.mark_control_tokens(
+        conversation.messages, given, limits.max_model_len
+    )
     # A template, or the format of tools, may make one text of a content.
     messages = renderer.with_placeholders(messages)
     tool_format = renderer.model.calls
@@ -63,8 +84,7 @@ async def render_prompt(conversation: Conversation, limits: RequestLimits, rende
         tools = ()
     elif tool_format and (template := renderer.model.template) and not template.with_tools.tool_turns.shows_calls:
         messages = tool_format.plain_messages(messages, ())
-    marked = replace(conversation, messages=messages, tools=tools, template_variables=variables)
-    return await renderer.chat(marked, limits.max_model_len, mark, images)
+    return replace(conversation, messages=messages, tools=tools, template_variables=variables), mark
 
 
 async def read_call(
@@ -74,17 +94,20 @@ async def read_call(
     renderer: Renderer,
     echo: str = "",
     default_max_tokens: int | None = None,
+    probes: Iterable[Conversation] = (),
+    ttls_s: Sequence[int] = (),
 ) -> Call:
     """Check and tokenize a conversation: the call, which is checked, with its prompt. Raises ApiError.
 
     echo: JSON that the dialect repeats in its answer. default_max_tokens: for calls without max_tokens, at most the
-    rest of the context; None: the rest of the context.
+    rest of the context; None: the rest of the context. probes: of `render_prompt`, one for each cache breakpoint, whose
+    times are `ttls_s`.
     """
     limits.check_tools(conversation.tools)
     conversation = _with_possible_calls(conversation, renderer)
     model, tools = renderer.model, conversation.callable_tools
     # 1) Render and tokenize the prompt.
-    prompt = await render_prompt(conversation, limits, renderer)
+    prompt = await render_prompt(conversation, limits, renderer, probes)
     token_ids = call.truncated(prompt.token_ids, limits.max_model_len - (call.max_tokens or 1))
     if prompt.images and len(token_ids) < len(prompt.token_ids):
         raise refused("truncate_prompt_tokens", "truncate_prompt_tokens is not supported for prompts with images.")
@@ -125,7 +148,8 @@ async def read_call(
         common, about = replace(common, skip_special_tokens=False), replace(about, skip_special_tokens=False)
     beginnings = beginnings_of(conversation.messages, [tool.name for tool in tools])
     call = replace(call, common=common, about=about, loosened=loosened, beginnings=beginnings)
-    call = replace(call, images=prompt.images, files=prompt.files)
+    breakpoints = [CacheBreakpoint(*pair) for pair in zip(prompt.places, ttls_s, strict=True) if pair[0]]
+    call = replace(call, images=prompt.images, files=prompt.files, breakpoints=tuple(breakpoints))
     return call.with_prompts(
         [("messages", token_ids)], limits, default_max_tokens, "" if is_plain else spec.encode(), echo
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from quire.gateway.api.call import Call
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.labels import LABELS
 from quire.gateway.api.parameters import OF_THE_CALL, Body, anything, read
+from quire.gateway.api.pooled_call import PooledCall, kept_tokens, usage_of
 from quire.gateway.api.prompts import PROMPTS_SCHEMA, read_prompts
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.errors.api_errors import GenerationFailed, refused, too_long
@@ -21,16 +21,13 @@ from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.shared.config.validators import Flag, Integer, OneOf
-from quire.shared.protocol.keys import DEFAULT_CLASS
-from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, POOLINGS, GenerationRequest, SamplingParams
+from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, POOLINGS
 from quire.shared.protocol.sampling_params import Parameter
 
 NAME = "embeddings"
 PREFIX = "embd-"
 MAX_DIMENSIONS = 65_536
 FLOAT, BASE64 = "float", "base64"
-# A request must have sampling parameters; one with a pooling does not use them.
-NO_SAMPLING = SamplingParams(max_tokens=1)
 
 EMBEDDINGS: dict[str, Parameter] = {
     "input": Parameter(
@@ -103,21 +100,12 @@ class EmbeddingFormat:
             return f'"{base64.b64encode(values.tobytes()).decode("ascii")}"'
         return f"[{','.join(map(repr, values))}]"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingCall(Call):
-    """A call whose prompts are the inputs.
-
-    form: of the answer. It is not part of the metadata, since each caller with the same idempotency key sends the same
-    body.
-    """
-
-    pooling: str
-    form: EmbeddingFormat
-
-    def requests(self, call_id: str) -> list[GenerationRequest]:
-        """Return a request per input; the first has the id of the call."""
-        return [replace(request, pooling=self.pooling) for request in Call.requests(self, call_id)]
+    def answer(self, call_id: str, model: str, metadata: CallMetadata, values: Sequence[array[float]]) -> Iterator[str]:
+        head = f'{{"id":{sse.quote(PREFIX + call_id)},"object":"list","created":{metadata.created}'
+        yield f'{head},"model":{sse.quote(model)},"data":['
+        for index, one in enumerate(values):
+            yield f'{"," if index else ""}{{"object":"embedding","index":{index},"embedding":{self.render(one)}}}'
+        yield f'],"usage":{sse.dumps(usage_of(metadata))}}}'
 
 
 class EmbeddingDialect(Dialect):
@@ -131,14 +119,14 @@ class EmbeddingDialect(Dialect):
         self.model = model
         self.max_inputs = max_inputs
 
-    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> EmbeddingCall:
+    async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> PooledCall:
         """Check and tokenize a call. Raises ApiError."""
         return await _read_call(body, limits, renderer, self.model, self.max_inputs)
 
 
 async def _read_call(
     body: Mapping[str, Any], limits: RequestLimits, renderer: Renderer, model: ServedModel, max_inputs: int
-) -> EmbeddingCall:
+) -> PooledCall:
     given = read(body, EMBEDDINGS, unsupported={})
     limits.check_model(given["model"])
     form = EmbeddingFormat(given.get("encoding_format", FLOAT), given.get("dimensions"), given.get("normalize", True))
@@ -151,7 +139,7 @@ async def _read_call(
             f"The sentence-transformers files of {model.name} name a pooling that this server does not have; give "
             f"pooling: {' or '.join(POOLINGS)}.",
         )
-    kept = _kept_tokens(given.get("truncate_prompt_tokens"), limits.max_model_len)
+    kept = kept_tokens(given.get("truncate_prompt_tokens"), limits.max_model_len)
     named = read_prompts(body["input"], max_inputs, limits.vocab_size, "input")
     texts = [(name, text) for name, text in named if isinstance(text, str)]
     adds_special_tokens = given.get("add_special_tokens", True)
@@ -160,31 +148,7 @@ async def _read_call(
     for name, prompt in named:
         token_ids = next(tokenized) if isinstance(prompt, str) else prompt
         inputs.append(_checked(name, token_ids[-kept:] if kept else token_ids, limits))
-    digest = limits.adapters.get(given["model"], "")
-    return EmbeddingCall(
-        model=given["model"],
-        common=NO_SAMPLING,
-        about=CallMetadata(
-            dialect="",
-            created=0,
-            n=1,
-            include_usage=False,
-            stop=(),
-            prompt_tokens=sum(map(len, inputs)),
-            requests=len(inputs),
-            is_background=False,
-            adapter=given["model"] if digest else "",
-        ),
-        priority=given.get("priority", DEFAULT_CLASS),
-        timeout_s=given.get("timeout"),
-        user=given.get("safety_identifier") or given.get("user", ""),
-        cache_salt=given.get("cache_salt", ""),
-        prompts=tuple(inputs),
-        sampling=(NO_SAMPLING,) * len(inputs),
-        adapter_digest=digest,
-        pooling=pooling,
-        form=form,
-    )
+    return PooledCall.with_inputs(given, limits, inputs, form, pooling)
 
 
 def _check_dimensions(dimensions: int, available: int) -> None:
@@ -192,21 +156,6 @@ def _check_dimensions(dimensions: int, available: int) -> None:
         raise refused(
             "dimensions", f"dimensions is {dimensions}, and the embeddings of this model have {available} numbers."
         )
-
-
-def _kept_tokens(truncate_prompt_tokens: int | None, max_model_len: int) -> int:
-    """Return the number of tokens of an input that are kept; 0 for all. Raises InvalidRequest."""
-    if truncate_prompt_tokens == 0:
-        raise refused("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, not 0.")
-    if truncate_prompt_tokens is None:
-        return 0
-    if truncate_prompt_tokens > max_model_len:
-        raise refused(
-            "truncate_prompt_tokens",
-            f"truncate_prompt_tokens is {truncate_prompt_tokens}, which is more than the maximum context length of "
-            f"{max_model_len} tokens; -1 stands for it.",
-        )
-    return max_model_len if truncate_prompt_tokens < 0 else truncate_prompt_tokens
 
 
 def _checked(name: str, token_ids: Sequence[int], limits: RequestLimits) -> tuple[int, ...]:
@@ -224,15 +173,3 @@ def _checked(name: str, token_ids: Sequence[int], limits: RequestLimits) -> tupl
         remedy = "Shorten it, or give truncate_prompt_tokens."
         raise too_long(name, limits.max_model_len, length, f"{name} has {length} tokens", remedy)
     return tuple(token_ids)
-
-
-def render_answer(
-    call_id: str, model: str, metadata: CallMetadata, form: EmbeddingFormat, embeddings: Iterable[array[float]]
-) -> Iterator[str]:
-    """Yield the answer to a call: pieces of one JSON object. embeddings: in the order of the inputs."""
-    head = f'{{"id":{sse.quote(PREFIX + call_id)},"object":"list","created":{metadata.created}'
-    yield f'{head},"model":{sse.quote(model)},"data":['
-    for index, values in enumerate(embeddings):
-        yield f'{"," if index else ""}{{"object":"embedding","index":{index},"embedding":{form.render(values)}}}'
-    usage = {"prompt_tokens": metadata.prompt_tokens, "total_tokens": metadata.prompt_tokens}
-    yield f'],"usage":{sse.dumps(usage)}}}'

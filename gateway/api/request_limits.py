@@ -43,11 +43,21 @@ class RequestLimits:
     enforces_tools: bool = True  # tool calls follow a grammar
     thinking_token_budget: int = -1  # most tokens of reasoning; -1: any number
     repetition_detection: tuple[int, ...] = ()  # of calls without the parameter of this name
+    is_classifier: bool = False  # the model scores texts, and generates none
 
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound unless the name is that of the model, an alias, or that of one of its adapters."""
         if name != self.model and name not in self.adapters and name not in self.aliases:
             raise ModelNotFound(f"There is no model {shown(name)} here; this server has {self.model!r}.", param="model")
+
+    def check_generates(self) -> None:
+        """Raise InvalidRequest unless the model generates text."""
+        if self.is_classifier:
+            raise refused(
+                "model",
+                f"{self.model} has a head for scores in place of one for tokens; use /v1/rerank or /v1/score.",
+                code="no_generation",
+            )
 
     def check_choices(self, prompts: int, counts: Mapping[str, int]) -> None:
         """Check the sequences per prompt of a call with this many prompts, by parameter. Raises InvalidRequest."""

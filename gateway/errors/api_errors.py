@@ -207,6 +207,14 @@ class QueueIsFull(ApiError):
     code = "queue_full"
 
 
+class DeadlineOutOfReach(ApiError):
+    """The answer would end after the deadline, by the queue and by what the workers have learnt."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "deadline_unreachable"
+
+
 class MemoryIsFull(ApiError):
     """Stored, background and parked calls take as much memory as they may."""
 
@@ -264,6 +272,12 @@ class NoWorkers(ApiError):
     code = "no_workers"
 
 
+class ModelNotLoaded(NoWorkers):
+    """The host of the model cannot load it. The text has the reason."""
+
+    code = "model_not_loaded"
+
+
 class DeadlinePassed(ApiError):
     status = 504
     type = "server_error"
@@ -284,6 +298,16 @@ def body(error: ApiError) -> str:
 def refused(param: str | None, message: str, *, code: str | None = None) -> InvalidRequest:
     """Return the error for a value that cannot be honoured; its `code` is by default invalid_value."""
     return InvalidRequest(message, param=param, code=code or "invalid_value")
+
+
+def conversation_locked() -> InvalidRequest:
+    """Return the error for a conversation that another response continues, with the status and code of OpenAI's API."""
+    return refused(
+        "conversation",
+        "Another response continues this conversation, or its items have just changed. Wait for the end of that "
+        "response, or cancel it, and try again.",
+        code="conversation_locked",
+    )
 
 
 def too_long(param: str, context: int, prompt_tokens: int, however: str, remedy: str) -> ContextExceeded:

@@ -28,7 +28,7 @@ def read_pooling(folder: Path) -> str:
     """
     path, place = folder / MODULES, POOLING
     if path.exists():
-        modules = _read_modules(path)
+        modules = read_modules(path)
         if any(kind not in _PLAIN_MODULES for kind, _ in modules):
             return ""
         places = [place for kind, place in modules if kind == "Pooling"]
@@ -41,7 +41,7 @@ def read_pooling(folder: Path) -> str:
     return _mode(read_json(file))
 
 
-def _read_modules(path: Path) -> list[tuple[str, str]]:
+def read_modules(path: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder of each module. Raises ModelError."""
     try:
         modules = json.loads(path.read_text(encoding="utf-8"))

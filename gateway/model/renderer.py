@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import Encoding
@@ -51,12 +53,16 @@ T = TypeVar("T")
 
 
 class RenderedChat(NamedTuple):
-    """The prompt of a conversation, as text and as token ids. images: those in it; files: by digest."""
+    """The prompt of a conversation, as text and as token ids.
+
+    images: those in it; files: by digest. places: the tokens of the prompt that each probe has, too.
+    """
 
     text: str
     token_ids: list[int]
     images: tuple[ImageRef, ...] = ()
     files: Mapping[str, bytes] = {}
+    places: tuple[int, ...] = ()
 
 
 class Renderer:
@@ -119,16 +125,27 @@ class Renderer:
             raise refused(where, f"{where} is an image, and {self._sender.refusal}.", code="text_only")
         return await self._images.read_all(parts, self._sender, stored_bytes)
 
+    @staticmethod
+    def without_images(messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages without the files of their images."""
+        return take_images(messages)[0]
+
     def with_placeholders(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages with the placeholder as the text of each image, for contents that become one text."""
         return with_placeholders(messages, self.model.layout)
 
     async def chat(
-        self, conversation: Conversation, limit: int, mark: str = "", images: Sequence[Image] = ()
+        self,
+        conversation: Conversation,
+        limit: int,
+        mark: str = "",
+        images: Sequence[Image] = (),
+        probes: Sequence[tuple[Conversation, str]] = (),
     ) -> RenderedChat:
         """Return the prompt of a conversation, for a context of `limit` tokens. Raises InvalidRequest.
 
-        mark: the one at which `mark_control_tokens` divided texts. images: those of the conversation.
+        mark: the one at which `mark_control_tokens` divided texts. images: those of the conversation. probes: other
+        conversations with these images, and their marks.
         """
         messages, tools = conversation.messages, list(map(_as_json, conversation.tools))
         if self.model.template is None:
@@ -142,7 +159,7 @@ class Renderer:
             characters += len(json.dumps(tools, ensure_ascii=False))
             _check_length("tools", characters, limit)
         around = sum(MESSAGE_CHARACTERS + len(message.get("name", "")) for message in messages)
-        return await self._run(characters + around, self._render_chat, conversation, tools, mark, images)
+        return await self.run(characters + around, self._render_chat, conversation, mark, images, probes)
 
     async def mark_control_tokens(
         self, messages: Sequence[Message], others: T, limit: int
@@ -156,7 +173,7 @@ class Renderer:
         characters = sum(map(_characters, messages))
         _check_length("messages", characters, limit)
         try:
-            return await self._run(characters, self._control_tokens.mark, messages, others)
+            return await self.run(characters, self._control_tokens.mark, messages, others)
         except ValueError as error:
             raise refused("messages", f"The texts of messages {error}.") from error
 
@@ -165,7 +182,7 @@ class Renderer:
         if isinstance(prompt, list):
             return prompt
         _check_length(name, len(prompt), limit)
-        return await self._run(len(prompt), self._encode, name, [prompt], add_special_tokens)
+        return await self.run(len(prompt), self._encode, name, [prompt], add_special_tokens)
 
     async def texts(
         self, named: Sequence[tuple[str, str]], limit: int | None, add_special_tokens: bool
@@ -178,7 +195,7 @@ class Renderer:
         for name, text in named:
             if limit is not None:
                 _check_length(name, len(text), limit)
-        return await self._run(sum(len(text) for _, text in named), self._encode_all, named, add_special_tokens)
+        return await self.run(sum(len(text) for _, text in named), self._encode_all, named, add_special_tokens)
 
     async def check_grammar(self, grammar: str, name: str) -> None:
         """Check that answers can follow a grammar. `name` is the parameter that errors name. Raises InvalidRequest."""
@@ -204,14 +221,14 @@ class Renderer:
 
     async def text(self, token_ids: list[int]) -> str:
         """Return the text of tokens, special tokens included. Tokens that the tokenizer lacks have no text."""
-        return await self._run(len(token_ids), self._decode, token_ids)
+        return await self.run(len(token_ids), self._decode, token_ids)
 
     async def token_strings(self, token_ids: list[int]) -> list[str]:
         """Return the entries of the vocabulary with these ids; empty for tokens that the tokenizer lacks."""
         entry = self.model.tokenizer.id_to_token
-        return await self._run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
+        return await self.run(len(token_ids), lambda: [entry(token_id) or "" for token_id in token_ids])
 
-    async def _run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function, in a thread if its input is not short. size: of the input, in characters or tokens."""
         if size <= SHORT_CHARACTERS:
             return function(*arguments)
@@ -222,10 +239,36 @@ class Renderer:
         return text
 
     def _render_chat(
-        self, conversation: Conversation, tools: Sequence[Mapping[str, Any]], mark: str, images: Sequence[Image]
+        self,
+        conversation: Conversation,
+        mark: str,
+        images: Sequence[Image],
+        probes: Sequence[tuple[Conversation, str]],
     ) -> RenderedChat:
+        divided = self._written(conversation, mark, images)
+        # The template writes its own beginning-of-sequence token.
+        encoding = self._encoding("messages", divided, conversation.add_special_tokens)
+        text, token_ids = "".join(divided), list(encoding.ids)
+        files = {image.digest: image.data for image in images}
+        places: list[int] = []
+        if probes:
+            ends = list(accumulate((end for _, end in encoding.offsets), max))
+            places = [bisect_right(ends, self._common_length(text, *probe, images)) for probe in probes]
+        return RenderedChat(text, token_ids, find_images(self.model.layout, token_ids, images), files, tuple(places))
+
+    def _common_length(self, text: str, probe: Conversation, mark: str, images: Sequence[Image]) -> int:
+        """Return the number of characters with which a prompt and a probe begin; 0 if the probe tells no place."""
+        try:
+            other = "".join(self._written(probe, mark, images))
+        except ApiError:  # a template may refuse what the probe adds
+            return 0
+        # Equal texts tell no place: the template leaves out what the probe adds.
+        return common_length(text, other) if text != other else 0
+
+    def _written(self, conversation: Conversation, mark: str, images: Sequence[Image]) -> list[str]:
+        """Return what the chat template writes of a conversation, divided at the mark. Raises InvalidRequest."""
         assert self.model.template is not None
-        messages = conversation.messages
+        messages, tools = conversation.messages, list(map(_as_json, conversation.tools))
         template = self.model.template.chosen(messages, bool(tools))
         render = partial(template.render, tools=tools or None, variables=conversation.template_variables)
         try:
@@ -239,12 +282,7 @@ class Renderer:
                 f"The chat template of {self.model.name} refuses these messages: {str(error)[:500].rstrip('.')}.",
                 code="template_error",
             ) from error
-        text = place_images(self.model.layout, text, images)
-        # The template writes its own beginning-of-sequence token.
-        divided = pieces(text, mark)
-        token_ids = self._encode("messages", divided, conversation.add_special_tokens)
-        files = {image.digest: image.data for image in images}
-        return RenderedChat("".join(divided), token_ids, find_images(self.model.layout, token_ids, images), files)
+        return pieces(place_images(self.model.layout, text, images), mark)
 
     def _encode_all(self, named: Sequence[tuple[str, str]], add_special_tokens: bool) -> list[list[int]]:
         texts = [text for _, text in named]
@@ -256,6 +294,9 @@ class Renderer:
         return [encoding.ids for encoding in encodings]
 
     def _encode(self, name: str, texts: list[str], add_special_tokens: bool) -> list[int]:
+        return list(self._encoding(name, texts, add_special_tokens).ids)
+
+    def _encoding(self, name: str, texts: list[str], add_special_tokens: bool) -> Encoding:
         """Tokenize a text in pieces. `name` is the parameter that errors name. Raises InvalidRequest."""
 
         def fault(reason: str) -> ApiError:
@@ -266,11 +307,21 @@ class Renderer:
         tokenizer = self.model.tokenizer
         with faults_as(fault):
             if len(texts) == 1:
-                ids: list[int] = tokenizer.encode(texts[0], add_special_tokens=add_special_tokens).ids
-                return ids
+                return tokenizer.encode(texts[0], add_special_tokens=add_special_tokens)
             encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-            whole = tokenizer.post_process(Encoding.merge(encodings, True), None, add_special_tokens)
-        return list(whole.ids)
+            return tokenizer.post_process(Encoding.merge(encodings, True), None, add_special_tokens)
+
+
+def common_length(first: str, second: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _as_json(tool: Tool) -> dict[str, Any]:

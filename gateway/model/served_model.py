@@ -25,12 +25,14 @@ from quire.gateway.features.tools.formats import (
     detect_reasoning,
 )
 from quire.gateway.model.pooling import read_pooling
+from quire.gateway.model.scoring import ScoreSettings, Scoring, read_scoring
 from quire.gateway.model.token_texts import TokenTexts
 from quire.shared.config.validators import InvalidValue
 from quire.shared.images.layouts.layout import Layout, NoLayout
 from quire.shared.model.config import HIDDEN_KEYS, longest_context, read_model_config
 from quire.shared.model.files import ModelError, read_json
 from quire.shared.model.hub import HubError, find_folder
+from quire.shared.model.labels import is_classifier
 from quire.shared.protocol.sampling_params import MODEL_DEFAULTS, PARAMETERS
 from quire.shared.text.chat_template import ChatTemplate, load_chat_template
 from quire.shared.text.detokenizer import context_of, drops_first_space
@@ -62,6 +64,7 @@ class ServedModel:
     name of `REASONING_FORMATS`; empty if it does not.
     hidden_size: numbers in an embedding; None if the configuration does not say.
     pooling: the default of embedding calls (`quire.gateway.model.pooling`); empty if they must name one.
+    scoring: how the model scores pairs of texts, or why it does not. is_classifier: it scores, and generates no text.
     aliases: other names by which calls may name the model.
     tokenizer_config: the content of tokenizer_config.json, with the special tokens as texts.
     layout: of images in prompts; None if the model takes text alone.
@@ -80,6 +83,8 @@ class ServedModel:
     sampling_defaults: Mapping[str, float]
     hidden_size: int | None = None
     pooling: str = ""
+    scoring: Scoring | str = ""
+    is_classifier: bool = False
     tool_format: str = ""
     reasoning_format: str = ""
     aliases: tuple[str, ...] = ()
@@ -132,11 +137,13 @@ def load_model(
     tool_call_format: str = AUTO,
     reasoning_format: str = AUTO,
     aliases: tuple[str, ...] = (),
+    scores: ScoreSettings | None = None,
 ) -> ServedModel:
     """Read a model folder, or fetch one from the Hugging Face Hub. Raises ModelError.
 
     Without `uses_generation_config` the sampling defaults are those of the API, not those of the model.
     tool_call_format, reasoning_format: a format's name, or `auto` for the one that the chat template has.
+    scores: what the operator says about scores.
     """
     folder = _folder(model)
     config = read_model_config(folder)
@@ -169,6 +176,8 @@ def load_model(
         ),
         hidden_size=next((text_config[key] for key in HIDDEN_KEYS if type(text_config.get(key)) is int), None),
         pooling=read_pooling(folder),
+        scoring=read_scoring(folder, config, tokenizer, template, special_tokens, scores or ScoreSettings()),
+        is_classifier=is_classifier(config),
         tool_format=_tool_format(tool_call_format, template, added_tokens),
         reasoning_format=_reasoning_format(reasoning_format, template, added_tokens),
         aliases=aliases,

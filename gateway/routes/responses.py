@@ -6,46 +6,47 @@ The handlers count tokens, read, cancel, delete, and list the input items.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from aiohttp import web
 
-from quire.gateway.api.body_budget import hold_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
+from quire.gateway.api.responses.body import fields_of
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
-from quire.gateway.api.responses.images import shown_bytes, shown_digests, shown_items
-from quire.gateway.api.responses.query import index_of, read_page, read_place, shows_images
+from quire.gateway.api.responses.query import read_page, read_place
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.store import ResponseStore
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import refused
+from quire.gateway.features.compaction.compact_calls import compact, summarise
+from quire.gateway.features.conversations.conversation_calls import CONVERSATION, ConversationStore, settled, write_page
 from quire.gateway.serving import calls
 from quire.gateway.serving.service import Gateway, Hold
 from quire.gateway.stream.buffer import OutputBuffer
 from quire.gateway.stream.transcript import Transcript
-from quire.gateway.stream.writer import write_body
+
+__all__ = ["ResponseLines", "cancel", "compact", "count", "delete", "input_items", "of_caller", "retrieve"]
 
 # Seconds that a cancelled response gets to end: its worker is told with its next commit.
 CANCEL_S = 5.0
 
 
-def dialect_of(gateway: Gateway, owner: str) -> ResponseDialect:
-    """Return the dialect for the responses of one owner."""
+def dialect_of(gateway: Gateway, owner: str, *more: Any) -> ResponseDialect:
+    """Return the dialect for the responses of one owner. more: what calls of clients have, see `ResponseDialect`."""
     settings = gateway.settings
     limits = StorageLimits(settings.response_retention_s, settings.max_conversation_bytes)
-    return ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits)
+    return ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits, *more)
 
 
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
-    return dialect_of(gateway, caller_of(request).owner)
+    owner = caller_of(request).owner
+    return dialect_of(gateway, owner, ConversationStore(gateway, owner), partial(summarise, gateway, request))
 
 
 def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:
@@ -105,6 +106,8 @@ async def delete(responses: ResponseDialect, gateway: Gateway, request: web.Requ
     call_id, known = await calls.find(responses, gateway, request)
     if not known.is_done:
         await calls.cancel_requests(gateway, call_id, known)
+    if conversation := fields_of(known.metadata).get("conversation"):
+        await settled(gateway, conversation["id"].removeprefix(CONVERSATION))
     await gateway.retry(partial(gateway.broker.delete, call_id))
     return web.json_response({"id": request.match_info["id"], "object": "response", "deleted": True})
 
@@ -114,25 +117,7 @@ async def input_items(responses: ResponseDialect, gateway: Gateway, request: web
     query = read_page(request)
     call_id, _ = await calls.find(responses, gateway, request)
     items = await responses.store.conversation(call_id)
-    if query.order == "desc":
-        items.reverse()
-    if query.after:
-        items = items[index_of(items, query.after) + 1 :]
-    page, files, settings = items[: query.limit], None, gateway.settings
-    if shows_images(request):
-        # An image counts as often as it is shown. The memory counts until the answer is written.
-        while len(page) > 1 and shown_bytes(page) > settings.max_body_bytes:
-            page.pop()
-        await hold_body(request, shown_bytes(page), settings.body_timeout_s)
-        files = await responses.store.files(call_id, shown_digests(page))
-    ends = {
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > len(page),
-    }
-    data = (", " * (index > 0) + json.dumps(shown_items([item], files)[0]) for index, item in enumerate(page))
-    parts = chain(['{"object": "list", "data": ['], data, ["], " + json.dumps(ends)[1:]])
-    return await write_body(request, parts, gateway.meters, settings.write_timeout_s)
+    return await write_page(gateway, request, items, query, partial(responses.store.files, call_id))
 
 
 class ResponseLines:

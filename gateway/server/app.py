@@ -11,6 +11,7 @@ from quire.gateway.features.batches.batch_parameters import BATCH_SCHEMAS
 from quire.gateway.features.batches.batch_parameters import BODIES as BATCH_BODIES
 from quire.gateway.features.batches.batch_parameters import PARAMETERS as BATCH_PARAMETERS
 from quire.gateway.features.batches.batch_service import BATCHES, BatchService
+from quire.gateway.features.conversations.sweep import ConversationSweep
 from quire.gateway.features.cors.origins import CorsOrigins
 from quire.gateway.features.openapi import document
 from quire.gateway.features.pages import routes as pages
@@ -53,11 +54,14 @@ def create_app(models: Served) -> web.Application:
     app.on_startup.append(batches.open)
     app.on_startup.append(_start)
     app.on_startup.append(batches.start)
+    sweep = ConversationSweep(directory)
+    app.on_startup.append(sweep.start)
     if directory.is_discovering:
         discovery = app[DISCOVERY] = ModelDiscovery(directory)
         app.on_startup.append(discovery.start)
         app.on_cleanup.append(discovery.close)
     # Before the directory: its connections are used until then.
+    app.on_cleanup.append(sweep.close)
     app.on_cleanup.append(batches.close)
     app.add_routes(
         [

@@ -14,6 +14,7 @@ from dataclasses import replace
 import uvloop
 
 from quire.gateway.features.admin.internal_server import GatewayAdminServer
+from quire.gateway.model.scoring import ScoreSettings
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site
@@ -124,6 +125,7 @@ def _load(settings: GatewaySettings) -> ServedModel:
         settings.tool_call_format,
         settings.reasoning_format,
         settings.aliases,
+        ScoreSettings(settings.score_texts, settings.score_template),
     )
 
 

@@ -107,8 +107,10 @@ async def serve_with(
         traceparent=traceparent,
         retention_s=call.retention_s,
         conversation=call.conversation,
+        joins=call.joins,
     )
     terms = gateway.affinity.placed(metadata.prompt_cache_key or call.chain, call.beginnings, requests, terms)
+    terms = gateway.deadlines.estimated(requests, terms)
     # The body is not needed while the answer is written. Its images count until Redis has them.
     del body
     request.pop(BODY, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -17,8 +18,9 @@ from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.errors.api_errors import ApiError, NotFound
 from quire.gateway.serving.model_directory import ModelDirectory
 from quire.gateway.serving.service import Gateway
+from quire.shared.protocol.keys import LaneKeys
 
-__all__ = ["ModelDirectory", "ModelHandler", "by_body", "by_charged_body", "by_id"]
+__all__ = ["ModelDirectory", "ModelHandler", "by_body", "by_charged_body", "by_conversation", "by_id"]
 
 # Handles a request for one model.
 ModelHandler = Callable[[Gateway, web.Request], Awaitable[web.StreamResponse]]
@@ -62,15 +64,24 @@ def by_charged_body(directory: ModelDirectory, handler: ModelHandler) -> Handler
     return by_body(directory, handler, is_charged=True)
 
 
-def by_id(directory: ModelDirectory, handler: ModelHandler) -> Handler:
-    """Return a handler for requests whose path ends an id with that of a call; the id is checked by the handler."""
+def by_id(
+    directory: ModelDirectory, handler: ModelHandler, *, key: Callable[[LaneKeys, str], str] = LaneKeys.request
+) -> Handler:
+    """Return a handler for requests whose path ends an id with that of a call; the id is checked by the handler.
+
+    key: of the hash in Redis that has this id, by default that of a request.
+    """
 
     async def handle(request: web.Request) -> web.StreamResponse:
         match = _CALL_ID.search(request.match_info["id"])
         models = directory.gateways
-        gateway = (await directory.holding(match[0])) if match else (models[0] if models else None)
+        gateway = (await directory.holding(match[0], key)) if match else (models[0] if models else None)
         if gateway is None:
             raise NotFound("There is no such call: this server has no model yet.")
         return await handler(gateway, request)
 
     return handle
+
+
+# Like `by_id`, for the id of a conversation.
+by_conversation = partial(by_id, key=LaneKeys.kept_conversation)

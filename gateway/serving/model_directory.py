@@ -8,6 +8,7 @@ LoRA adapter: `names` of each model has all of them, and here is the one place w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.gateway.serving.service import Gateway, GatewayProcess
 from quire.gateway.stream.buffer import ClosedOutcome, RevokedOutcome
 from quire.shared.config.validators import shown
 from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.keys import LaneKeys
 from quire.shared.redis.cancellation import check_cancelled
 
 # Names of models that an error lists.
@@ -49,9 +51,11 @@ class ModelDirectory:
         # Models that were replaced or forgotten, and still have open calls.
         self._leaving: list[Gateway] = []
         self._background: set[asyncio.Task[None]] = set()
-        # What the feature that finds models knows: whether Redis answers, and how many models it cannot serve.
+        # What the feature that finds models knows: whether Redis answers, how many models it cannot serve, and hosts.
         self.redis_answers = folder_model is not None
         self.num_refused = 0
+        # True while a host with a folder of models is alive; the folder may be empty.
+        self.has_host = False
 
     @classmethod
     def of(cls, models: Gateway | ModelDirectory) -> ModelDirectory:
@@ -102,10 +106,8 @@ class ModelDirectory:
 
     @property
     def live(self) -> list[Gateway]:
-        """The models that are listed: those with a live worker, and the model of the folder."""
-        return [
-            gateway for gateway in self.gateways if gateway is self._folder_model or gateway.worker_registry.workers
-        ]
+        """The models that are listed: those with a live worker or a host, and the model of the folder."""
+        return [gateway for gateway in self.gateways if gateway is self._folder_model or gateway.can_answer]
 
     def find(self, name: str) -> Gateway | None:
         """Return the model that has this name. A served name has precedence over aliases and adapters of others."""
@@ -151,12 +153,15 @@ class ModelDirectory:
             return "no worker is alive, and a model is served once its worker has registered it"
         return f"this server has {', '.join(map(repr, names[:MAX_LISTED]))}" + (", ..." * (len(names) > MAX_LISTED))
 
-    async def holding(self, call_id: str) -> Gateway | None:
-        """Return the model whose lane has a request; None if no lane has it. Raises BrokerDown."""
+    async def holding(self, call_id: str, key: Callable[[LaneKeys, str], str] = LaneKeys.request) -> Gateway | None:
+        """Return the model whose lane has the hash of a request, or that of another `key`; by default the first model.
+
+        None without models. Raises BrokerDown.
+        """
         models = self.gateways
         if len(models) < 2:
             return models[0] if models else None
-        answers = await asyncio.gather(*(gateway.retry(partial(_has, gateway, call_id)) for gateway in models))
+        answers = await asyncio.gather(*(gateway.retry(partial(_has, gateway, call_id, key)) for gateway in models))
         return next((gateway for gateway, has in zip(models, answers, strict=True) if has), models[0])
 
     @property
@@ -202,8 +207,8 @@ class ModelDirectory:
                         check_cancelled()
 
 
-async def _has(gateway: Gateway, call_id: str) -> bool:
-    return bool(await gateway.broker.client.exists(gateway.broker.keys.request(call_id)))
+async def _has(gateway: Gateway, call_id: str, key: Callable[[LaneKeys, str], str]) -> bool:
+    return bool(await gateway.broker.client.exists(key(gateway.broker.keys, call_id)))
 
 
 # A gateway application serves one of these.

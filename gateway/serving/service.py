@@ -21,6 +21,7 @@ from quire.gateway.api.caller import caller_of
 from quire.gateway.api.memory import MemoryReturn
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.features.affinity.service import Affinity, AffinityMeter
+from quire.gateway.features.deadlines.estimates import Deadlines
 from quire.gateway.features.images.images import Images, ImageSender
 from quire.gateway.features.keys.service import Keys
 from quire.gateway.features.parking.service import Parking
@@ -32,6 +33,7 @@ from quire.gateway.stream.router import FrameRouter
 from quire.gateway.stream.subscription import Subscription
 from quire.gateway.telemetry.request_meter import RequestMeters
 from quire.shared.protocol.broker import Admission, Broker, QueueBounds, new_id
+from quire.shared.protocol.messages.host_card import HostedModel
 from quire.shared.redis.clients import command_client, pubsub_client
 from quire.shared.telemetry.loop_lag import LoopLag
 
@@ -147,7 +149,8 @@ class Gateway:
     def draining(self, value: bool) -> None:
         self.process.draining = value
 
-    async def start(self) -> None:
+    async def start(self, hosted: HostedModel | None = None) -> None:
+        """Open connections and start tasks. hosted: the model at hosts with --models-dir."""
         settings = self.settings
         # 1) Redis: a connection for commands, and one for the subscription.
         self._commands = command_client(settings.redis_url, self.model.name)
@@ -178,6 +181,7 @@ class Gateway:
             settings.max_key_stored_bytes,
         )
         self.affinity = Affinity(self.broker, self.worker_registry, settings.prefix_affinity_ms, self.process.affinity)
+        self.deadlines = Deadlines(self.worker_registry, settings.deadline_admission)
         self.submission = Submission(
             self.broker,
             Admission(gateway=self.id, bounds=bounds, deadline_ms=math.ceil(1000 * settings.default_timeout_s)),
@@ -202,6 +206,7 @@ class Gateway:
         self.subscription.start()
         self.parking.start()
         self.affinity.start()
+        self.worker_registry.hosted = hosted
         await self.worker_registry.start()
 
     async def close(self) -> None:
@@ -223,6 +228,12 @@ class Gateway:
     def renderer_of(self, owner: str, hold: Hold) -> Renderer:
         """Return the renderer for a line of a batch of an owner. hold: as of `ImageSender`."""
         return self.renderer.of(ImageSender(owner, self.worker_registry.no_images, hold, has_body=False))
+
+    @property
+    def can_answer(self) -> bool:
+        """True if a worker of the model is alive, or a host loads it for the next call."""
+        registry = self.worker_registry
+        return bool(registry.workers) or registry.hosted is not None
 
     @property
     def names(self) -> list[str]:
@@ -252,6 +263,7 @@ class Gateway:
             enforces_tools=settings.enforce_tools,
             thinking_token_budget=settings.thinking_token_budget,
             repetition_detection=settings.repetition,
+            is_classifier=self.model.is_classifier,
         )
 
     @contextmanager

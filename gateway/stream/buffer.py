@@ -43,6 +43,13 @@ class NoWorkerOutcome(Outcome):
     """The end of a request that no worker took: its gateway gave it up, and its client may send it again."""
 
     __slots__ = ()
+    NAME = OutcomeName.ERROR
+
+
+class NotLoadedOutcome(NoWorkerOutcome):
+    """The end of a request whose model cannot be loaded. The detail is the reason."""
+
+    __slots__ = ()
 
 
 class ParkedOutcome(Outcome):
@@ -246,11 +253,11 @@ class OutputBuffer:
         self._must_read = True
         self.wake()
 
-    def give_up(self, detail: str) -> None:
+    def give_up(self, outcome: NoWorkerOutcome) -> None:
         """End requests without a token for this gateway, because no worker is alive. Others may listen to them."""
         for cursor in self.cursors.values():
             if not cursor.ended and not cursor.next:
-                self._end(cursor, NoWorkerOutcome(OutcomeName.ERROR, detail))
+                self._end(cursor, outcome)
         self.wake()
 
     def close(self, outcome: ClosedOutcome) -> None:

@@ -20,7 +20,7 @@ from quire.shared.protocol.messages import MAX_PROMPT_TOKENS, MessageError, deco
 from quire.shared.protocol.sampling_params import MAX_CHOICES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 VERSION = 2
-DIALECTS = ("chat", "completion", "response", "message", "embeddings")
+DIALECTS = ("chat", "completion", "response", "message", "embeddings", "rerank", "score")
 # OpenAI's service tiers, in the order of `labels.CLASSES`.
 TIERS = ("default", "flex", "priority")
 MAX_METADATA_PAIRS = 16

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from quire.gateway.stream.buffer import ClosedOutcome, OutputBuffer, StreamStats
+from quire.gateway.stream.buffer import ClosedOutcome, NotLoadedOutcome, NoWorkerOutcome, OutputBuffer, StreamStats
 from quire.gateway.stream.silence import SilenceMonitor
 from quire.shared.protocol.broker import Broker
 from quire.shared.protocol.messages import StepItem
@@ -80,15 +80,20 @@ class FrameRouter:
             buffer.suspect()
         return self.calls
 
-    def give_up_queued(self, waited_s: float) -> None:
-        """End the calls that have waited for this time without a token; called while no worker is alive."""
+    def give_up_queued(self, waited_s: float, fault: str = "") -> None:
+        """End the calls that have waited for this time without a token; called while no worker is alive.
+
+        fault: why no worker can load the model; empty if none tries to.
+        """
+        detail = f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again."
+        outcome = NoWorkerOutcome(NoWorkerOutcome.NAME, detail)
+        if fault:
+            outcome = NotLoadedOutcome(NotLoadedOutcome.NAME, f"The model cannot be loaded: {fault}")
         opened_before = asyncio.get_running_loop().time() - waited_s
         for buffer in list(self._open):
             # A call in the background has no client that waits, and stays in the queue until its deadline.
             if buffer.accepted and buffer.is_responsible and buffer.opened_at <= opened_before:
-                buffer.give_up(
-                    f"No worker of this model is alive, and the request has waited for {waited_s:g} s; send it again."
-                )
+                buffer.give_up(outcome)
 
     @property
     def owners(self) -> set[str]:

@@ -15,7 +15,13 @@ from aiohttp import web
 from quire.gateway.errors import api_errors
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.parts import AnswerPart
-from quire.gateway.stream.buffer import ClosedOutcome, NoWorkerOutcome, ParkedOutcome, RevokedOutcome
+from quire.gateway.stream.buffer import (
+    ClosedOutcome,
+    NotLoadedOutcome,
+    NoWorkerOutcome,
+    ParkedOutcome,
+    RevokedOutcome,
+)
 from quire.gateway.stream.call_metadata import CallMetadata
 from quire.gateway.stream.choice_parts import ChoiceParts
 from quire.gateway.stream.choice_text import ChoiceText, ScoredTokens
@@ -95,6 +101,7 @@ class _RequestText:
         if (output := metadata.output()) is not None:
             self._parts = [ChoiceParts(output.parser(), request_id, index) for index in range(metadata.n)]
         self.cached_tokens = 0
+        self.pinned_tokens = (0, 0)
         self.prompt: PromptText | None = None
 
     @property
@@ -104,7 +111,7 @@ class _RequestText:
 
     def begin(self, report: PromptReport) -> None:
         """Take the worker's report about the prompt from the first item."""
-        self.cached_tokens = report.cached_tokens
+        self.cached_tokens, self.pinned_tokens = report.cached_tokens, report.pinned_tokens
         if self._metadata.needs_prompt:
             model, metadata = self._model, self._metadata
             self.prompt = PromptText(
@@ -236,7 +243,9 @@ class Transcript:
             return None
         detail = self.outcome.detail
         if isinstance(self.outcome, NoWorkerOutcome):
-            return api_errors.NoWorkers(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
+            is_faulty = isinstance(self.outcome, NotLoadedOutcome)
+            kind = api_errors.ModelNotLoaded if is_faulty else api_errors.NoWorkers
+            return kind(detail, headers={"Retry-After": str(NO_WORKER_RETRY_S)})
         if isinstance(self.outcome, ParkedOutcome):
             return api_errors.Parked(PARKED_MESSAGE, headers={"X-Should-Retry": "false"})
         if isinstance(self.outcome, RevokedOutcome):
@@ -255,6 +264,9 @@ class Transcript:
         cached_tokens = sum(request.cached_tokens for request in self._requests.values())
         usage = self.usage_at(self.tokens) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
         reasoning_tokens = sum(request.reasoning_tokens for request in self._requests.values())
+        for request in self._requests.values():
+            if any(request.pinned_tokens):  # only a message has breakpoints, and it is a single request
+                usage["pinned_tokens"] = request.pinned_tokens
         details = {"reasoning_tokens": reasoning_tokens} if reasoning_tokens else {}
         if self.outcome is not None and (counts := self.outcome.prediction) is not None:
             # Only a chat has a prediction, and it is a single request.

@@ -13,8 +13,9 @@
 //   kInt4:     eight values of each column, each the weight + 8 as four unsigned bits. A unit has the first four values
 //              in the low halves of its bytes and the next four in the high halves. The 32 values of a group make four
 //              units, and before them are the multipliers of the group, one int16 per column;
-//   kUint4, kMxfp4, kFp8, kUint8: codes with a header per group of 32 values, see gemm_grouped.h;
-//   kKQuant4, kKQuant6: codes of 4 and 6 bits with headers per 256, 32 and 16 values, see gemm_grouped.h.
+//   kUint4, kMxfp4, kFp8, kUint8, kNf4, kFp4, kSint8: codes with a header per group of 32 values, see gemm_grouped.h;
+//   kKQuant4, kKQuant6: codes of 4 and 6 bits with headers per 256, 32 and 16 values, see gemm_grouped.h;
+//   kNvfp4: codes of 4 bits with a scale per column and one per 16 values, see gemm_grouped.h.
 //
 // Packed rows: tiles of at most kTileRows rows, [ceil(words/16)][rows][16] words, so that one pointer and constant
 // offsets reach every row of a tile.
@@ -78,7 +79,9 @@ INLINE void pack_row(const Tiling& tiling, size_t row, const act* x, size_t k, u
 
 // kSiluMul and later: gates and ups of a gated MLP, as `gated` combines them.
 enum Output { kAct, kFloat, kSiluMul, kGeluMul, kClampedMul };
-enum Format { kWords, kBfloat16, kFloat16, kInt8, kInt4, kUint4, kMxfp4, kFp8, kUint8, kKQuant4, kKQuant6 };
+enum Format {
+    kWords, kBfloat16, kFloat16, kInt8, kInt4, kUint4, kMxfp4, kFp8, kUint8, kKQuant4, kKQuant6, kNf4, kFp4, kSint8, kNvfp4
+};
 
 // The packed weights of a linear layer. `Weights` in linear.py has the same fields in the same order.
 struct Weights {

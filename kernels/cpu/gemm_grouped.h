@@ -7,7 +7,7 @@
 //
 // A group of 32 values of a panel is [32 columns] headers and then units of [32 columns][4 bytes], the first value of a
 // word in its lowest bits. A header has the scale as a float. With zero points the lowest 8 bits of the header are the
-// zero point, and those of the scale are zeros. `KQuants` has the layout of K-quants.
+// zero point, and those of the scale are zeros. `KQuants` and `Nvfp4Groups` have layouts of their own.
 //
 // `Weights::order`, if it is not null, is the order in which the values of a row of activations are multiplied: the input
 // features of a group need not be neighbours (act-order).
@@ -52,6 +52,35 @@ struct Fp8Codes {
     INLINE Scaling scaling(const uint32_t* header) { return {load((const float*)header), zero()}; }
     INLINE F value(I code, const Scaling& s) { return mul(float_of_e4m3(code), s.scale); }
     INLINE I next(I code) { return shift_right_8(code); }
+};
+
+// 8 bits with a sign.
+struct Sint8Codes {
+    static constexpr int kBits = 8;
+    INLINE Scaling scaling(const uint32_t* header) { return {load((const float*)header), zero()}; }
+    INLINE F value(I code, const Scaling& s) { return mul(float_of_int8(code), s.scale); }
+    INLINE I next(I code) { return shift_right_8(code); }
+};
+
+// The 16 values of a code of 4 bits. `TABLES` in grouped_weight.py has the same numbers.
+struct Nf4 {
+    static constexpr float kValues[16] = {
+        -1.f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+        -0.18477343022823334f, -0.09105003625154495f, 0.f, 0.07958029955625534f, 0.16093020141124725f,
+        0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.f};
+};
+struct Fp4 {
+    static constexpr float kValues[16] = {
+        0.f, .0625f / 12, 8.f / 12, 1.f, 4.f / 12, 6.f / 12, 2.f / 12, 3.f / 12,
+        -0.f, -.0625f / 12, -8.f / 12, -1.f, -4.f / 12, -6.f / 12, -2.f / 12, -3.f / 12};
+};
+
+template <class Table>
+struct TableCodes {
+    static constexpr int kBits = 4;
+    INLINE Scaling scaling(const uint32_t* header) { return {load((const float*)header), zero()}; }
+    INLINE F value(I code, const Scaling& s) { return mul(float_of_table(code, load(Table::kValues)), s.scale); }
+    INLINE I next(I code) { return shift_right_4(code); }
 };
 
 constexpr size_t kGroupValues = 32;
@@ -158,6 +187,56 @@ struct KQuants {
     }
 };
 
+// A panel of NVFP4: w = E2M1 * (E4M3 * scale), with the E4M3 of 16 values and the scale of a column. Both products are
+// rounded. Values come in multiples of 16.
+//
+// The first word of a column is its scale, a float. A block of 64 values has a word of each column, the E4M3 numbers of
+// its four groups from the lowest byte, and then 8 words with 8 codes each. A last block of fewer values has zeros.
+struct Nvfp4Groups {
+    static constexpr size_t kBlockValues = 64, kBlockWords = 1 + kBlockValues / 8;
+
+    INLINE size_t panel_words(size_t k) { return (1 + (k + kBlockValues - 1) / kBlockValues * kBlockWords) * kPanel; }
+
+    template <class Step>
+    INLINE void for_weights(const uint32_t* b, size_t k, Step step) {
+        F column[NV];
+#pragma GCC unroll 8
+        for (int c = 0; c < NV; ++c) column[c] = load((const float*)b + c * W);
+        b += kPanel;
+        for (size_t i = 0; i < k;) {
+            I scales[NV];
+#pragma GCC unroll 8
+            for (int c = 0; c < NV; ++c) scales[c] = int_load(b + c * W);
+            b += kPanel;
+            const size_t end = k - i < kBlockValues ? k : i + kBlockValues;
+            while (i < end) {
+                F scale[NV];
+#pragma GCC unroll 8
+                for (int c = 0; c < NV; ++c) {
+                    scale[c] = mul(float_of_e4m3(scales[c]), column[c]);
+                    scales[c] = shift_right_8(scales[c]);
+                }
+                for (int unit = 0; unit < 2; ++unit, b += kPanel) {
+                    _mm_prefetch((const char*)(b + kAheadGrouped * kPanel), _MM_HINT_T0);
+                    _mm_prefetch((const char*)(b + kAheadGrouped * kPanel + 16), _MM_HINT_T0);
+                    I codes[NV];
+#pragma GCC unroll 8
+                    for (int c = 0; c < NV; ++c) codes[c] = int_load(b + c * W);
+                    for (int j = 0; j < 8; ++j, ++i) {
+                        F w[NV];
+#pragma GCC unroll 8
+                        for (int c = 0; c < NV; ++c) {
+                            w[c] = mul(float_of_e2m1(codes[c]), scale[c]);
+                            codes[c] = shift_right_4(codes[c]);
+                        }
+                        step(i, w);
+                    }
+                }
+            }
+        }
+    }
+};
+
 #ifndef ACT_BF16
 
 template <class Panel, int MR>
@@ -183,7 +262,7 @@ INLINE void reorder(const act* x, const int32_t* order, size_t k, act* out) {
     for (size_t i = 0; i < k; ++i) out[i] = x[order[i]];
 }
 
-// Panel: `Groups` or `KQuants`.
+// Panel: `Groups`, `KQuants` or `Nvfp4Groups`.
 template <class Panel>
 struct GroupedFormat : WordFormat {
     static constexpr bool kExpands = true;

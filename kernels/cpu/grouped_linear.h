@@ -80,21 +80,5 @@ void grouped_linear_of(const GroupedLinear& job) {
 EACH_FORMAT(INSTANCE_OF_GROUPED_LINEAR)
 
 INLINE void grouped_linear(const GroupedLinear& job) {
-#ifndef ACT_BF16
-    switch (job.weights[0].format) {
-        case kBfloat16: return grouped_linear_of<HalfFormat<Bfloat16Unit>>(job);
-        case kFloat16: return grouped_linear_of<HalfFormat<Float16Unit>>(job);
-        case kInt8: return grouped_linear_of<ByteFormat>(job);
-        case kInt4: return grouped_linear_of<NibbleFormat>(job);
-    }
-#endif
-    switch (job.weights[0].format) {
-        case kUint4: return grouped_linear_of<GroupedFormat<Groups<Uint4Codes>>>(job);
-        case kMxfp4: return grouped_linear_of<GroupedFormat<Groups<Mxfp4Codes>>>(job);
-        case kFp8: return grouped_linear_of<GroupedFormat<Groups<Fp8Codes>>>(job);
-        case kUint8: return grouped_linear_of<GroupedFormat<Groups<Uint8Codes>>>(job);
-        case kKQuant4: return grouped_linear_of<GroupedFormat<KQuants<4>>>(job);
-        case kKQuant6: return grouped_linear_of<GroupedFormat<KQuants<6>>>(job);
-    }
-    grouped_linear_of<WordFormat>(job);
+    with_format(job.weights[0].format, [&](auto format) { grouped_linear_of<decltype(format)>(job); });
 }

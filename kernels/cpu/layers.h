@@ -111,7 +111,14 @@ INLINE int64_t run_layers(const Step& whole) {
     quire::AttentionPlan plan{};
     const Layer* planned = nullptr;
     const int32_t* planned_ends = nullptr;
-    rms_norm(s.residual, nullptr, s.layers[0].input_norm, eps, t, hidden, x);
+    // The weights of a norm of layer i for rows: those of the layer, or of their adapters.
+    const auto norm_of = [&](int64_t i, OwnNorm which, const act* weight, const AdapterRows* rows) {
+        const bool has_own = rows && s.adapters->norms;
+        return RowNorm{weight, has_own ? s.adapters->norms : nullptr, has_own ? rows->index : nullptr,
+                       size_t(i) * kOwnNorms + which};
+    };
+    const AdapterRows* all = s.adapters ? &s.adapters->tokens : nullptr;
+    rms_norm(s.residual, nullptr, norm_of(0, kInputNorm, s.layers[0].input_norm, all), eps, t, hidden, x);
     for (int64_t i = 0; i < s.layer_count; ++i) {
         if (s.interrupt && __atomic_load_n(s.interrupt, __ATOMIC_RELAXED)) return kInterrupted;
         const Layer& layer = s.layers[i];
@@ -149,8 +156,10 @@ INLINE int64_t run_layers(const Step& whole) {
             if (const int64_t bad = quire::plan_attention(attention.shape, &plan)) return kBadSequence + bad;
             planned = &layer, planned_ends = key_ends;
         }
-        const Rope rope{qkv, s.positions, layer.cos_sin, s.slots, layer.k_cache, layer.v_cache, q, layer.q_norm,
-                        layer.k_norm, layer.v_norm, t, size_t(s.max_position), size_t(s.block_count),
+        const Rope rope{qkv, s.positions, layer.cos_sin, s.slots, layer.k_cache, layer.v_cache, q,
+                        norm_of(i, kQNorm, layer.q_norm, adapted_tokens),
+                        norm_of(i, kKNorm, layer.k_norm, adapted_tokens), layer.v_norm, t, size_t(s.max_position),
+                        size_t(s.block_count),
                         size_t(s.block_size), size_t(s.heads), kv_heads, size_t(layer.head_dim), eps,
                         int(s.wide_slots), KvType(s.kv_type)};
         if (const int64_t bad = rope_and_cache(rope)) return bad;
@@ -169,8 +178,9 @@ INLINE int64_t run_layers(const Step& whole) {
         const AdapterRows* adapted = s.adapters && last ? &s.adapters->wanted : adapted_tokens;
         if (adapted) adapt(s.adapters, *adapted, size_t(i), kAdaptO, attended, q_width, x, hidden);
         if (s.ranks && !quire::all_reduce(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
-        if (layer.post_attention_norm) rms_norm(x, nullptr, layer.post_attention_norm, eps, rows, hidden, x);
-        rms_norm(x, residual, layer.mlp_norm, eps, rows, hidden, x);
+        if (layer.post_attention_norm)
+            rms_norm(x, nullptr, norm_of(i, kPostAttentionNorm, layer.post_attention_norm, adapted), eps, rows, hidden, x);
+        rms_norm(x, residual, norm_of(i, kMlpNorm, layer.mlp_norm, adapted), eps, rows, hidden, x);
         const bool has_mlp = !layer.moe || layer.router_norm;
         if (!has_mlp) {
             moe_layer(*layer.moe, x, x, rows, hidden, x);
@@ -185,15 +195,16 @@ INLINE int64_t run_layers(const Step& whole) {
         if (s.ranks && !quire::all_reduce(s.ranks, x, rows * hidden, sizeof(act))) return kGivenUp;
         if (layer.router_norm) {
             act *router_input = buffers[7], *experts = buffers[8];
-            rms_norm(residual, nullptr, layer.router_norm, eps, rows, hidden, router_input);
-            rms_norm(residual, nullptr, layer.experts_norm, eps, rows, hidden, experts);
+            rms_norm(residual, nullptr, {layer.router_norm}, eps, rows, hidden, router_input);
+            rms_norm(residual, nullptr, {layer.experts_norm}, eps, rows, hidden, experts);
             moe_layer(*layer.moe, router_input, experts, rows, hidden, experts);
             if (s.ranks && !quire::all_reduce(s.ranks, experts, rows * hidden, sizeof(act))) return kGivenUp;
-            rms_norm(x, nullptr, layer.mlp_output_norm, eps, rows, hidden, x);
-            rms_norm(experts, nullptr, layer.experts_output_norm, eps, rows, hidden, experts);
+            rms_norm(x, nullptr, {layer.mlp_output_norm}, eps, rows, hidden, x);
+            rms_norm(experts, nullptr, {layer.experts_output_norm}, eps, rows, hidden, experts);
             add_rows(experts, x, rows, hidden);
         }
-        if (layer.post_mlp_norm) rms_norm(x, nullptr, layer.post_mlp_norm, eps, rows, hidden, x);
+        if (layer.post_mlp_norm)
+            rms_norm(x, nullptr, norm_of(i, kPostMlpNorm, layer.post_mlp_norm, adapted), eps, rows, hidden, x);
         if (layer.input_norm_of_own) {
             const act* own = s.layer_inputs + size_t(i) * input_width;
             const size_t stride = size_t(s.layer_count) * input_width;
@@ -204,9 +215,11 @@ INLINE int64_t run_layers(const Step& whole) {
             else
                 gelu_mul_rows(mlp, own, stride, rows, input_width, [](size_t r) { return r; });
             linear({mlp, rows, input_width, layer.input_projection, hidden, x, kAct});
-            rms_norm(x, nullptr, layer.input_norm_of_own, eps, rows, hidden, x);
+            rms_norm(x, nullptr, {layer.input_norm_of_own}, eps, rows, hidden, x);
         }
-        const act* next_norm = last ? s.final_norm : s.layers[i + 1].input_norm;
+        // The final norm is the input norm of a layer after the last one.
+        const RowNorm next_norm =
+            norm_of(i + 1, kInputNorm, last ? s.final_norm : s.layers[i + 1].input_norm, adapted);
         const bool is_scaled = layer.output_scale != 1.0;
         if (is_scaled) {
             add_rows(x, residual, rows, hidden);

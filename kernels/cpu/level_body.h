@@ -76,9 +76,20 @@ EXPORT(void, _moe)
     moe_layer(*(const MoE*)moe, (const act*)router_input, (const act*)x, rows, hidden, (act*)out);
 }
 
+EXPORT(void, _adapt_embeddings)
+(const void* adapters, const void* ids, void* embeddings, size_t hidden) {
+    adapt_embeddings((const Adapters*)adapters, (const int64_t*)ids, (act*)embeddings, hidden);
+}
+
+EXPORT(void, _adapt_logits)
+(const void* adapters, const void* x, size_t hidden, void* logits, size_t vocab) {
+    const auto* step = (const Adapters*)adapters;
+    adapt(step, step->wanted, 0, kAdaptHead, (const act*)x, hidden, (float*)logits, vocab);
+}
+
 EXPORT(void, _rms_norm)
 (const void* x, void* residual, const void* weight, float eps, size_t rows, size_t n, void* out) {
-    rms_norm((const act*)x, (act*)residual, (const act*)weight, eps, rows, n, (act*)out);
+    rms_norm((const act*)x, (act*)residual, {(const act*)weight}, eps, rows, n, (act*)out);
 }
 
 EXPORT(int64_t, _embed)
@@ -92,7 +103,7 @@ EXPORT(int64_t, _rope_and_cache)
  const void* q_norm, const void* k_norm, const void* v_norm, size_t t, size_t max_position, size_t block_count,
  size_t block_size, size_t h, size_t h_kv, size_t d, float eps, int wide_slots, int kv_type) {
     return rope_and_cache({(const act*)qkv, (const int32_t*)positions, (const float*)cos_sin, slots, (char*)k_cache,
-                           (char*)v_cache, (act*)q, (const act*)q_norm, (const act*)k_norm, (const act*)v_norm, t,
+                           (char*)v_cache, (act*)q, {(const act*)q_norm}, {(const act*)k_norm}, (const act*)v_norm, t,
                            max_position, block_count, block_size, h, h_kv, d, eps, wide_slots, KvType(kv_type)});
 }
 

@@ -62,23 +62,32 @@ void linear_of(const Linear& job) {
 #define INSTANCE_OF_LINEAR(Format) INSTANCE void linear_of<Format>(const Linear&);
 EACH_FORMAT(INSTANCE_OF_LINEAR)
 
-INLINE void linear(const Linear& job) {
-    if (job.T == 0) return;
+// Calls run(Format()) for the format of weights.
+template <class Run>
+INLINE void with_format(int64_t format, Run run) {
 #ifndef ACT_BF16
-    switch (job.weights.format) {
-        case kBfloat16: return linear_of<HalfFormat<Bfloat16Unit>>(job);
-        case kFloat16: return linear_of<HalfFormat<Float16Unit>>(job);
-        case kInt8: return linear_of<ByteFormat>(job);
-        case kInt4: return linear_of<NibbleFormat>(job);
+    switch (format) {
+        case kBfloat16: return run(HalfFormat<Bfloat16Unit>());
+        case kFloat16: return run(HalfFormat<Float16Unit>());
+        case kInt8: return run(ByteFormat());
+        case kInt4: return run(NibbleFormat());
     }
 #endif
-    switch (job.weights.format) {
-        case kUint4: return linear_of<GroupedFormat<Groups<Uint4Codes>>>(job);
-        case kMxfp4: return linear_of<GroupedFormat<Groups<Mxfp4Codes>>>(job);
-        case kFp8: return linear_of<GroupedFormat<Groups<Fp8Codes>>>(job);
-        case kUint8: return linear_of<GroupedFormat<Groups<Uint8Codes>>>(job);
-        case kKQuant4: return linear_of<GroupedFormat<KQuants<4>>>(job);
-        case kKQuant6: return linear_of<GroupedFormat<KQuants<6>>>(job);
+    switch (format) {
+        case kUint4: return run(GroupedFormat<Groups<Uint4Codes>>());
+        case kMxfp4: return run(GroupedFormat<Groups<Mxfp4Codes>>());
+        case kFp8: return run(GroupedFormat<Groups<Fp8Codes>>());
+        case kUint8: return run(GroupedFormat<Groups<Uint8Codes>>());
+        case kKQuant4: return run(GroupedFormat<KQuants<4>>());
+        case kKQuant6: return run(GroupedFormat<KQuants<6>>());
+        case kNf4: return run(GroupedFormat<Groups<TableCodes<Nf4>>>());
+        case kFp4: return run(GroupedFormat<Groups<TableCodes<Fp4>>>());
+        case kSint8: return run(GroupedFormat<Groups<Sint8Codes>>());
+        case kNvfp4: return run(GroupedFormat<Nvfp4Groups>());
     }
-    linear_of<WordFormat>(job);
+    run(WordFormat());
+}
+
+INLINE void linear(const Linear& job) {
+    if (job.T) with_format(job.weights.format, [&](auto format) { linear_of<decltype(format)>(job); });
 }

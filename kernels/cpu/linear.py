@@ -11,11 +11,12 @@ from torch import Tensor
 from quire.kernels.checks import address
 from quire.kernels.cpu import library
 from quire.kernels.cpu.memory import Arena
-from quire.kernels.grouped_weight import BITS, FP8, GROUP, MXFP4, UINT4, UINT8, GroupedWeight, packed_words
-from quire.kernels.k_quant_weight import BLOCK, K_QUANT4, K_QUANT6, K_QUANTS, KQuantWeight, k_quant_words
+from quire.kernels.grouped_weight import BITS, GROUP, GroupedWeight, packed_words
+from quire.kernels.k_quant_weight import BLOCK, K_QUANTS, k_quant_words
 from quire.kernels.moe import CLAMPED, GELU, SILU
+from quire.kernels.nvfp4_weight import Nvfp4Weight, nvfp4_words
 from quire.kernels.quantization import INT4_GROUP, QuantizedWeight, group_multipliers
-from quire.kernels.weights import LinearWeight, Ranges, RowsDiffer, WeightRows
+from quire.kernels.weights import CodedWeight, LinearWeight, Ranges, RowsDiffer, WeightRows
 
 _PANEL = 32  # columns, `kPanel` in gemm.h
 _UNIT = 128  # bytes, [32 columns][4 bytes]
@@ -36,15 +37,18 @@ class Format(IntEnum):
     UINT8 = 8
     K_QUANT4 = 9
     K_QUANT6 = 10
+    NF4 = 11
+    FP4 = 12
+    SINT8 = 13
+    NVFP4 = 14
 
 
 # The formats of embedding tables and of weights that are not quantised, for float activations.
 FLOAT_FORMATS = {torch.float32: Format.WORDS, torch.bfloat16: Format.BFLOAT16, torch.float16: Format.FLOAT16}
 
 
-GROUPED_FORMATS = {UINT4: Format.UINT4, MXFP4: Format.MXFP4, FP8: Format.FP8, UINT8: Format.UINT8}
-K_QUANT_FORMATS = {K_QUANT4: Format.K_QUANT4, K_QUANT6: Format.K_QUANT6}
-
+GROUPED_FORMATS = {kind: Format[kind.upper()] for kind in BITS}
+K_QUANT_FORMATS = {kind: Format[kind.upper()] for kind in K_QUANTS}
 
 # The activations of gates: `Output` in gemm.h.
 GATES = {SILU: 2, GELU: 3, CLAMPED: 4}
@@ -124,9 +128,9 @@ class CpuLinear:
     def _pack(self, weight: LinearWeight, out: Tensor, panel_bytes: int) -> Tensor | None:
         """Write the panels of some rows to `out`. Returns the scales of these rows, if the format has one per row."""
         n, k = weight.shape
-        if isinstance(weight, GroupedWeight | KQuantWeight):
+        if isinstance(weight, CodedWeight):
             address(weight.codes)
-            words = packed_words(weight) if isinstance(weight, GroupedWeight) else k_quant_words(weight)
+            words = _words(weight)
             out.view(torch.int32).copy_(_group_panels(words, self.gate_up).flatten())
             return None
         common, to = library.load().common, out.data_ptr()
@@ -155,14 +159,19 @@ def _chunks(weight: LinearWeight | WeightRows, width: int, columns: int, gate_up
         yield weight.read(ranges)
 
 
+def _words(weight: CodedWeight) -> Tensor:
+    """Return the words of each row, [N, groups, words] int32."""
+    if isinstance(weight, GroupedWeight):
+        return packed_words(weight)
+    return nvfp4_words(weight) if isinstance(weight, Nvfp4Weight) else k_quant_words(weight)
+
+
 def _format(weight: LinearWeight, dtype: torch.dtype) -> Format:
     """Return the format of weights for activations of `dtype`."""
     if isinstance(weight, QuantizedWeight):
         return Format.INT8 if weight.bits == 8 else Format.INT4
-    if isinstance(weight, GroupedWeight):
-        return GROUPED_FORMATS[weight.kind]
-    if isinstance(weight, KQuantWeight):
-        return K_QUANT_FORMATS[weight.kind]
+    if isinstance(weight, CodedWeight):
+        return Format[weight.kind.upper()]
     return Format.WORDS if weight.dtype is dtype else FLOAT_FORMATS[weight.dtype]
 
 
@@ -175,6 +184,8 @@ def _panel_bytes(format_: Format, k: int, dtype: torch.dtype) -> int:
     for kind, of_blocks in K_QUANT_FORMATS.items():
         if format_ is of_blocks:
             return k // BLOCK * (2 + BLOCK // GROUP * (1 + K_QUANTS[kind])) * _UNIT
+    if format_ is Format.NVFP4:
+        return (1 + -(-k // 64) * 9) * _UNIT
     value_bytes = {Format.INT8: 1, Format.WORDS: dtype.itemsize}.get(format_, 2)
     return -(-k * value_bytes // 4) * _UNIT
 

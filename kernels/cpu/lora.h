@@ -1,5 +1,5 @@
-// Low-rank adapters (LoRA) of linear layers: y += scale * (x A^T) B^T for the rows of a batch that use an adapter.
-// Included inside a level's namespace; see level_*.cpp.
+// Low-rank adapters (LoRA) of linear layers: y += scale * (x A^T) B^T for the rows of a batch that use an adapter, and
+// then y = y * gain + shift for parts with gains. Included inside a level's namespace; see level_*.cpp.
 //
 // Each sum is one chain in order, over the inputs for A and over the ranks for B. So a row's bits do not depend on the
 // other rows, on their adapters or on the number of threads.
@@ -14,6 +14,7 @@ struct AdapterPart {
     int64_t rank, width, format;  // format: kWords (float32) or kBfloat16
     int64_t offset, stride;       // the column of chunk i of 16 columns is offset + i * stride
     double scale;
+    const float *gains, *shifts;  // [chunks of 16 columns][16] of each column; or null, for gains 1 and shifts 0
 };
 
 // All factors of one linear layer in one adapter. `_Linear` in lora.py.
@@ -27,6 +28,7 @@ struct AdapterLinear {
 struct AdapterRows {
     const int32_t *rows, *starts, *adapters;
     int64_t units;
+    const int32_t* index;  // of each row: its adapter, or -1
 };
 
 // The factors of an adapter are one stream in the order of their use. Each line that is read prefetches the one this many
@@ -36,11 +38,16 @@ constexpr int kRankGroup = 4;      // rows of A that are stored together, `_RANK
 constexpr size_t kFactorLine = 64;  // bytes of a row of A that are stored together
 
 enum AdaptedLinear { kAdaptQkv, kAdaptO, kAdaptGateUp, kAdaptDown, kAdaptedLinears };
+enum AdaptedEnd { kAdaptEmbedding, kAdaptHead };  // `ENDS` in kernels/lora.py
+
+// `OWN_NORMS` in kernels/lora.py.
+enum OwnNorm { kInputNorm, kMlpNorm, kQNorm, kKNorm, kPostAttentionNorm, kPostMlpNorm, kOwnNorms };
 
 // The adapters of a step. `_Adapters` in lora.py.
 struct Adapters {
-    const AdapterLinear* const* adapters;  // of each: [layers][kAdaptedLinears]
+    const AdapterLinear* const* adapters;  // of each: [layers][kAdaptedLinears], or the two of AdaptedEnd
     AdapterRows tokens, wanted;            // of all tokens, and of the tokens whose output is wanted
+    const act* const* const* norms;        // of each or null: [layers + 1][kOwnNorms]; null if none has norms
 };
 
 template <int kFormat>
@@ -139,9 +146,17 @@ INLINE void split(const float* values, size_t count, uint16_t* high, uint16_t* l
 }
 #endif
 
-// Adds t B^T to the columns of the part, for kRows rows. t has a zero after an odd number of ranks.
-template <int kFormat, int kRows>
-INLINE void expand_rows(const AdapterPart& part, const FactorStream& stream, const float (*t)[kMaxRank], act* const* y) {
+// Activations, or logits, which are float32 for all activations.
+INLINE F load_output(const act* p, int n) { return n >= W ? act_load(p) : act_load(p, n); }
+INLINE void store_output(act* p, F v, int n) { n >= W ? act_store(p, v) : act_store(p, v, n); }
+#ifdef ACT_BF16
+INLINE F load_output(const float* p, int n) { return n >= W ? load(p) : load(p, n); }
+INLINE void store_output(float* p, F v, int n) { n >= W ? store(p, v) : store(p, v, n); }
+#endif
+
+// Adds t B^T to the columns of the part and applies its gains, for kRows rows. t has a zero after an odd number of ranks.
+template <int kFormat, int kRows, class Out>
+INLINE void expand_rows(const AdapterPart& part, const FactorStream& stream, const float (*t)[kMaxRank], Out* const* y) {
     // A line of bfloat16 has the pairs of two ranks.
     constexpr size_t kPerLine = kFormat == kBfloat16 ? 2 : 1;
     const size_t lines = (size_t(part.rank) + kPerLine - 1) / kPerLine;
@@ -153,7 +168,7 @@ INLINE void expand_rows(const AdapterPart& part, const FactorStream& stream, con
 #endif
     for (int64_t chunk = 0; chunk * W < part.width; ++chunk) {
         const size_t column = size_t(part.offset + chunk * part.stride);
-        const int64_t left = part.width - chunk * W;
+        const int left = part.width - chunk * W < W ? int(part.width - chunk * W) : W;
         F sums[kRows];
         for (F& one : sums) one = zero();
         for (size_t i = 0; i < lines; ++i, b += kFactorLine) {
@@ -183,25 +198,25 @@ INLINE void expand_rows(const AdapterPart& part, const FactorStream& stream, con
         }
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
-            act* out = y[row] + column;
-            if (left >= W)
-                act_store(out, add(act_load(out), sums[row]));
-            else
-                act_store(out, add(act_load(out, int(left)), sums[row]), int(left));
+            Out* out = y[row] + column;
+            F value = add(load_output(out, left), sums[row]);
+            if (part.gains) value = mul(value, load(part.gains + chunk * W));
+            if (part.shifts) value = add(value, load(part.shifts + chunk * W));
+            store_output(out, value, left);
         }
     }
 }
 
-template <int kFormat, int kRows>
-INLINE void adapt_rows(const AdapterPart& part, const FactorStream& stream, const act* const* x, act* const* y, size_t k) {
+template <int kFormat, int kRows, class Out>
+INLINE void adapt_rows(const AdapterPart& part, const FactorStream& stream, const act* const* x, Out* const* y, size_t k) {
     float t[kRows][kMaxRank];
     reduce_rows<kFormat, kRows>(part, stream, x, k, t);
     expand_rows<kFormat, kRows>(part, stream, t, y);
 }
 
 // The bits of a row do not depend on `count`: each sum has the same chain for any number of rows.
-template <int kFormat>
-INLINE void adapt_unit(const AdapterPart& part, const FactorStream& stream, const act* const* x, act* const* y, int count,
+template <int kFormat, class Out>
+INLINE void adapt_unit(const AdapterPart& part, const FactorStream& stream, const act* const* x, Out* const* y, int count,
                        size_t k) {
     switch (count) {
         case 1: return adapt_rows<kFormat, 1>(part, stream, x, y, k);
@@ -219,10 +234,11 @@ INLINE const char* factors_end(const AdapterLinear& linear) {
     return (const char*)part.b + chunks * lines * kFactorLine;
 }
 
-// Adds to the rows of y [T, N] what their adapters make of the rows of x [T, K], and calls `finish` for each of them.
-template <class Finish>
-INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t layer, AdaptedLinear which, const act* x,
-                  size_t k, act* y, size_t n, Finish finish) {
+// Changes the rows of y [T, N] by what their adapters make of the rows of x [T, K], and calls `finish` for each of them.
+// which: AdaptedLinear; AdaptedEnd with layer 0.
+template <class Out, class Finish>
+INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t layer, int which, const act* x, size_t k,
+                  Out* y, size_t n, Finish finish) {
     const auto linear_of = [&](size_t u) -> const AdapterLinear& {
         return adapters->adapters[groups.adapters[u]][layer * kAdaptedLinears + which];
     };
@@ -230,7 +246,7 @@ INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t la
         for (size_t u = begin; u < end; ++u) {
             const AdapterLinear& linear = linear_of(u);
             const act* from[kAdapterRows];
-            act* to[kAdapterRows];
+            Out* to[kAdapterRows];
             const int32_t* rows = groups.rows + groups.starts[u];
             const int count = groups.starts[u + 1] - groups.starts[u];
             for (int i = 0; i < count; ++i) from[i] = x + size_t(rows[i]) * k, to[i] = y + size_t(rows[i]) * n;
@@ -253,9 +269,49 @@ INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t la
     });
 }
 
-INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t layer, AdaptedLinear which, const act* x,
-                  size_t k, act* y, size_t n) {
+template <class Out>
+INLINE void adapt(const Adapters* adapters, const AdapterRows& groups, size_t layer, int which, const act* x, size_t k,
+                  Out* y, size_t n) {
     adapt(adapters, groups, layer, which, x, k, y, n, [](size_t) {});
+}
+
+// Changes embeddings of one row: t is the row of A of the token, [vocabulary][rank] for a part of an embedding.
+template <int kFormat>
+INLINE void adapt_embedding(const AdapterPart& part, size_t id, act* y) {
+    float t[1][kMaxRank];
+    const size_t rank = size_t(part.rank);
+    for (size_t i = 0; i < rank; ++i) {
+        const size_t at = id * rank + i;
+        float one;
+        if (kFormat == kBfloat16) {
+            const uint32_t bits = uint32_t(((const uint16_t*)part.a)[at]) << 16;
+            memcpy(&one, &bits, sizeof one);
+        } else {
+            one = ((const float*)part.a)[at];
+        }
+        t[0][i] = one * float(part.scale);
+    }
+    if (rank % 2) t[0][rank] = 0.f;
+    const FactorStream stream{(const char*)part.b, 0};
+    expand_rows<kFormat, 1>(part, stream, t, &y);
+}
+
+// Changes the embeddings [T, hidden] of the tokens that use an adapter. ids [T].
+INLINE void adapt_embeddings(const Adapters* adapters, const int64_t* ids, act* embeddings, size_t hidden) {
+    const AdapterRows& groups = adapters->tokens;
+    quire::parallel_ranges(size_t(groups.units), 1, [&](size_t begin, size_t end) {
+        for (size_t u = begin; u < end; ++u) {
+            const AdapterLinear& linear = adapters->adapters[groups.adapters[u]][kAdaptEmbedding];
+            for (int32_t i = groups.starts[u]; i < groups.starts[u + 1]; ++i)
+                for (int64_t p = 0; p < linear.count; ++p) {
+                    const size_t row = size_t(groups.rows[i]), id = size_t(ids[row]);
+                    if (linear.parts[p].format == kBfloat16)
+                        adapt_embedding<kBfloat16>(linear.parts[p], id, embeddings + row * hidden);
+                    else
+                        adapt_embedding<kWords>(linear.parts[p], id, embeddings + row * hidden);
+                }
+        }
+    });
 }
 
 INLINE size_t gate_up_width(size_t inner) { return (inner + kPanel / 2 - 1) / (kPanel / 2) * kPanel; }

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from quire.kernels.cpu.linear import FLOAT_FORMATS
 from quire.kernels.cpu.memory import Arena
-from quire.kernels.lora import LINEARS, AdapterBatch, LoraLayer, LoraPart
+from quire.kernels.lora import (
+    ENDS,
+    LINEARS,
+    OWN_NORMS,
+    AdapterBatch,
+    LoraLayer,
+    LoraPart,
+    NormsOfLayer,
+    changed_ends,
+    norm_bytes,
+)
 
 UNIT_ROWS = 4  # `kAdapterRows` in lora.h
 _LANES = 16
@@ -29,6 +39,8 @@ class _Part(Structure):
         ("b", c_void_p),
         *((name, c_int64) for name in ("rank", "width", "format", "offset", "stride")),
         ("scale", c_double),
+        ("gains", c_void_p),
+        ("shifts", c_void_p),
     ]
 
 
@@ -41,54 +53,85 @@ class _Linear(Structure):
 class _Rows(Structure):
     """`AdapterRows` in lora.h."""
 
-    _fields_ = [("rows", c_void_p), ("starts", c_void_p), ("adapters", c_void_p), ("units", c_int64)]
+    _fields_ = [
+        ("rows", c_void_p),
+        ("starts", c_void_p),
+        ("adapters", c_void_p),
+        ("units", c_int64),
+        ("index", c_void_p),
+    ]
 
 
 class _Adapters(Structure):
     """`Adapters` in lora.h."""
 
-    _fields_ = [("adapters", c_void_p), ("tokens", _Rows), ("wanted", _Rows)]
+    _fields_ = [("adapters", c_void_p), ("tokens", _Rows), ("wanted", _Rows), ("norms", c_void_p)]
 
 
 class CpuAdapter:
-    """An adapter of all layers of a decoder. `address` is that of a table of `AdapterLinear`."""
+    """An adapter of all layers of a decoder.
 
-    def __init__(self, layers: Sequence[LoraLayer], inner: int) -> None:
+    address: of a table of `AdapterLinear` of all layers. ends: that of such a table of ENDS. norms_address: of a table
+    of OWN_NORMS of all layers, or None.
+    """
+
+    def __init__(self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()) -> None:
         """inner: columns of the gate, which come before those of the up projection."""
+        self.changes, self.norms = changed_ends(layers), norms
         # All factors are one stream, in the order in which a step reads them.
-        parts = [part for layer in layers for name in LINEARS for part in layer.get(name, ())]
-        self.nbytes = sum(rows * columns * part.a.element_size() for part in parts for rows, columns in _padded(part))
+        parts = [(name, part) for layer in layers for name in (*LINEARS, *ENDS) for part in layer.get(name, ())]
+        size = sum(_packed_bytes(name, part) for name, part in parts)
         # Large pages for a large adapter; they are freed with it.
-        self._memory = (
-            Arena().take(self.nbytes) if self.nbytes >= _LARGE else torch.empty(self.nbytes, dtype=torch.uint8)
-        )
+        self._memory = Arena().take(size) if size >= _LARGE else torch.empty(size, dtype=torch.uint8)
         self._used = 0
         self._arrays: list[ctypes.Array[_Part]] = []
-        table = (_Linear * (len(layers) * len(LINEARS)))()
+        self._gains: list[Tensor] = []
+        self._table = self._pack_all(layers, LINEARS, inner)
+        self._ends = self._pack_all(layers[-1:], ENDS, 0)
+        self.address, self.ends = ctypes.addressof(self._table), ctypes.addressof(self._ends)
+        own = (c_void_p * (len(norms) * len(OWN_NORMS)))()
+        for number, of_layer in enumerate(norms):
+            for name, weight in of_layer.items():
+                own[number * len(OWN_NORMS) + OWN_NORMS.index(name)] = weight.data_ptr()
+        self._own = own
+        self.norms_address = ctypes.addressof(own) if norms else None
+        self.nbytes = size + sum(gains.nbytes for gains in self._gains) + norm_bytes(norms)
+
+    def _pack_all(self, layers: Sequence[LoraLayer], names: Sequence[str], inner: int) -> ctypes.Array[_Linear]:
+        table = (_Linear * (len(layers) * len(names)))()
         for number, layer in enumerate(layers):
-            for at, name in enumerate(LINEARS):
-                own = [self._pack(part, inner if name == "gate_up" else 0) for part in layer.get(name, ())]
+            for at, name in enumerate(names):
+                own = [self._pack(name, part, inner if name == "gate_up" else 0) for part in layer.get(name, ())]
                 array = (_Part * len(own))(*own)
                 self._arrays.append(array)
-                table[number * len(LINEARS) + at] = _Linear(array, len(own))
-        self._table = table
-        self.address = ctypes.addressof(table)
+                table[number * len(names) + at] = _Linear(array, len(own))
+        return table
 
-    def _pack(self, part: LoraPart, inner: int) -> _Part:
+    def _pack(self, name: str, part: LoraPart, inner: int) -> _Part:
         width, rank = part.b.shape
-        a = self._keep(_groups(part.a))
+        a = self._keep(part.a.T if name == "embedding" else _groups(part.a))
         b = self._keep(_chunks(part.b))
         offset, stride = part.offset, _LANES
         if inner:  # gates and ups alternate, 16 columns each
             offset, stride = (_LANES if part.offset >= inner else 0), _PANEL
-        return _Part(a, b, rank, width, FORMATS[part.a.dtype], offset, stride, part.scale)
+        gains, shifts = (
+            (None, None) if part.gains is None else (self._columns(part.gains[0], 1), self._columns(part.gains[1], 0))
+        )
+        return _Part(a, b, rank, width, FORMATS[part.a.dtype], offset, stride, part.scale, gains, shifts)
+
+    def _columns(self, values: Tensor, neutral: float) -> int | None:
+        """Keep a value per column, and return the address; None if all are neutral, so that a step reads less."""
+        if bool((values == neutral).all()):
+            return None
+        self._gains.append(F.pad(values.float(), (0, -len(values) % _LANES)).contiguous())
+        return self._gains[-1].data_ptr()
 
     def _keep(self, factors: Tensor) -> int:
         """Copy factors to the end of the stream, and return their address."""
         size = factors.numel() * factors.element_size()
         to = self._memory[self._used : self._used + size]
         to.view(factors.dtype).view(factors.shape).copy_(factors)
-        self._used += size
+        self._used += _up(size, _LINE)
         return to.data_ptr()
 
 
@@ -109,11 +152,13 @@ def _chunks(b: Tensor) -> Tensor:
     return b.view(-1, _LANES, b.shape[1] // ranks, ranks).transpose(1, 2)
 
 
-def _padded(part: LoraPart) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the shapes of both factors with their padding."""
+def _packed_bytes(name: str, part: LoraPart) -> int:
+    """Return the bytes of both factors with their padding. The start of each is a multiple of a line."""
     rank, inputs = part.a.shape
-    line = _LINE // part.a.element_size()
-    return (_up(rank, _RANKS), _up(inputs, line)), (_up(len(part.b), _LANES), _up(rank, line // _LANES))
+    size = part.a.element_size()
+    line = _LINE // size
+    a = rank * inputs if name == "embedding" else _up(rank, _RANKS) * _up(inputs, line)
+    return _up(a * size, _LINE) + _up(len(part.b), _LANES) * _up(rank, line // _LANES) * size
 
 
 def _up(count: int, multiple: int) -> int:
@@ -127,20 +172,23 @@ FORMATS = {torch.float32: 0, torch.bfloat16: int(FLOAT_FORMATS[torch.bfloat16])}
 class CpuAdapters:
     """The adapters of one step, as the library reads them at `address`."""
 
-    def __init__(self, batch: AdapterBatch) -> None:
-        addresses = (c_void_p * len(batch.adapters))()
-        for at, adapter in enumerate(batch.adapters):
-            assert isinstance(adapter, CpuAdapter)
-            addresses[at] = adapter.address
-        self._kept: list[object] = [batch, addresses]
+    def __init__(self, batch: AdapterBatch, of_ends: bool = False) -> None:
+        """of_ends: for the functions of embeddings and logits, not for the layers."""
+        adapters = [adapter for adapter in batch.adapters if isinstance(adapter, CpuAdapter)]
+        assert len(adapters) == len(batch.adapters)
+        addresses = (c_void_p * len(adapters))(*(one.ends if of_ends else one.address for one in adapters))
+        norms = (c_void_p * len(adapters))(*(one.norms_address for one in adapters))
+        self._kept: list[object] = [batch, addresses, norms]
         rows = [self._rows(index) for index in (batch.tokens, batch.wanted)]
-        self._step = _Adapters(ctypes.addressof(addresses), *rows)
+        has_norms = any(one.norms_address for one in adapters)
+        self._step = _Adapters(ctypes.addressof(addresses), *rows, ctypes.addressof(norms) if has_norms else None)
         self.address = ctypes.addressof(self._step)
 
     def _rows(self, index: np.ndarray) -> _Rows:
-        arrays = units(index)
-        self._kept += arrays
-        return _Rows(*(array.ctypes.data for array in arrays), len(arrays[2]))
+        kept = np.ascontiguousarray(index, dtype=np.int32)
+        arrays = units(kept)
+        self._kept += (*arrays, kept)
+        return _Rows(*(array.ctypes.data for array in arrays), len(arrays[2]), kept.ctypes.data)
 
 
 def units(index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ order that the dot-product instructions read (kv_cache.h); `plain_kv_cache` retu
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from quire.kernels.checks import address
 from quire.kernels.cpu import library
 from quire.kernels.cpu.levels import best_level
 from quire.kernels.cpu.linear import FLOAT_FORMATS, GATES, CpuLinear, Format
-from quire.kernels.cpu.lora import CpuAdapter
+from quire.kernels.cpu.lora import CpuAdapter, CpuAdapters
 from quire.kernels.cpu.memory import Arena
 from quire.kernels.cpu.moe import CpuMoE
 from quire.kernels.cpu.ranks import CpuRanks
@@ -25,8 +26,9 @@ from quire.kernels.grouped_weight import KINDS
 from quire.kernels.interrupt import Interrupt
 from quire.kernels.k_quant_weight import K_QUANTS
 from quire.kernels.layers import run_layers
-from quire.kernels.lora import AdapterBatch, LoraLayer
+from quire.kernels.lora import AdapterBatch, LoraLayer, NormsOfLayer
 from quire.kernels.moe import GELU, SILU, ExpertWeights, PackedMoE, Routing, check_experts, check_scales
+from quire.kernels.nvfp4_weight import NVFP4
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.reference import penalise
 from quire.kernels.stack import Caches, Stack
@@ -56,7 +58,7 @@ class CpuOps:
         self.level = best_level(dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = tuple(FLOAT_FORMATS) if dtype is torch.float32 else (dtype,)
         self.quantized_bits: tuple[int, ...] = (8, 4) if dtype is torch.float32 else ()
-        self.code_kinds = (*KINDS, *K_QUANTS)
+        self.code_kinds = (*KINDS, *K_QUANTS, NVFP4)
         if self.kv_dtype not in (dtype, *_KV_TYPES):
             kept = ", ".join(map(str, (dtype, *_KV_TYPES)))
             raise TypeError(f"the cache is asked for as {kv_dtype}: the C++ kernels keep it as {kept}")
@@ -102,8 +104,19 @@ class CpuOps:
         self._functions.moe(address(router_input), address(x), x.shape[0], packed.hidden, packed.address, address(out))
         return out
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> CpuAdapter:
-        return CpuAdapter(layers, inner)
+    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()) -> CpuAdapter:
+        return CpuAdapter(layers, inner, norms)
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        checks.rows(embeddings, embeddings.shape[1], self.dtype)
+        ids, step = token_ids.long().contiguous(), CpuAdapters(adapters, of_ends=True)
+        self._functions.adapt_embeddings(step.address, address(ids), address(embeddings), embeddings.shape[1])
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        checks.logits(logits)
+        checks.rows(hidden, hidden.shape[1], self.dtype)
+        step = CpuAdapters(replace(adapters, wanted=adapters.wanted[: len(hidden)]), of_ends=True)
+        self._functions.adapt_logits(step.address, address(hidden), hidden.shape[1], address(logits), logits.shape[1])
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         return self._matmul(x, packed, out, packed.out_features, _ACT, self.dtype)

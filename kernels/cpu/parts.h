@@ -7,7 +7,9 @@
     X(WordFormat)                                                                                 \
     X(GroupedFormat<Groups<Uint4Codes>>) X(GroupedFormat<Groups<Mxfp4Codes>>)                     \
     X(GroupedFormat<Groups<Fp8Codes>>) X(GroupedFormat<Groups<Uint8Codes>>)                       \
-    X(GroupedFormat<KQuants<4>>) X(GroupedFormat<KQuants<6>>)
+    X(GroupedFormat<KQuants<4>>) X(GroupedFormat<KQuants<6>>)                                     \
+    X(GroupedFormat<Groups<TableCodes<Nf4>>>) X(GroupedFormat<Groups<TableCodes<Fp4>>>)           \
+    X(GroupedFormat<Groups<Sint8Codes>>) X(GroupedFormat<Nvfp4Groups>)
 
 #ifdef ACT_BF16
 #define FLOAT_FORMATS(X)

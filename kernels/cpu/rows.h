@@ -65,12 +65,27 @@ INLINE void gelu_mul_rows(act* gate, const act* input, size_t stride, size_t row
     });
 }
 
+// The weights of a norm, which some rows have of their own.
+struct RowNorm {
+    const act* weight;  // of all other rows; or null, without a norm
+    // Of each adapter or null: the weights of its norms, where null stands for those of `weight`.
+    const act* const* const* own = nullptr;
+    const int32_t* index = nullptr;  // of each row: its adapter, or -1
+    size_t at = 0;                   // of this norm in `own`
+
+    const act* of(size_t row) const {
+        if (!own || index[row] < 0 || !own[index[row]]) return weight;
+        const act* const found = own[index[row]][at];
+        return found ? found : weight;
+    }
+};
+
 // Computes the norm of x, or of the residual after residual += x if it is not null.
-INLINE void rms_norm(const act* x, act* residual, const act* weight, float eps, size_t rows, size_t n, act* out) {
+INLINE void rms_norm(const act* x, act* residual, const RowNorm& norm, float eps, size_t rows, size_t n, act* out) {
     quire::parallel_ranges(rows, 1 + (6 << 10) / n, [&](size_t begin, size_t end) {
         for (size_t r = begin; r < end; ++r) {
             if (residual) add_row(x + r * n, residual + r * n, n);
-            norm_row((residual ? residual : x) + r * n, weight, eps, n, out + r * n);
+            norm_row((residual ? residual : x) + r * n, norm.of(r), eps, n, out + r * n);
         }
     });
 }
@@ -82,7 +97,8 @@ struct Rope {
     const void* slots;
     char *k_cache, *v_cache;
     act* q;
-    const act *q_norm, *k_norm, *v_norm;  // [D] or null
+    RowNorm q_norm, k_norm;  // [D]
+    const act* v_norm;       // [D] or null
     size_t T, max_position, block_count, block_size, H, H_kv, D;
     float eps;
     int wide_slots;  // int64 rather than int32
@@ -129,12 +145,12 @@ INLINE int64_t rope_and_cache(const Rope& job) {
             const act* row = job.qkv + t * heads * d;
             const float* cos_sin = job.cos_sin + size_t(job.positions[t]) * d;
             for (size_t h = 0; h < job.H; ++h)
-                rotate_head(row + h * d, job.q_norm, job.eps, cos_sin, d, job.q + (t * job.H + h) * d);
+                rotate_head(row + h * d, job.q_norm.of(t), job.eps, cos_sin, d, job.q + (t * job.H + h) * d);
             if (slot(t) < 0) continue;
             const size_t block = size_t(slot(t)) / job.block_size, offset = size_t(slot(t)) % job.block_size;
             for (size_t h = 0; h < job.H_kv; ++h) {
                 const size_t at = (block * job.H_kv + h) * layout.head_bytes();
-                rotate_head(row + (job.H + h) * d, job.k_norm, job.eps, cos_sin, d, rotated);
+                rotate_head(row + (job.H + h) * d, job.k_norm.of(t), job.eps, cos_sin, d, rotated);
                 write_row(layout, true, job.k_cache + at, offset, rotated);
                 const act* value = row + (job.H + job.H_kv + h) * d;
                 if (job.v_norm) {

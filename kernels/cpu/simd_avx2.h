@@ -151,6 +151,13 @@ INLINE F float_of_int8(I v) {
                      _mm256_srai_epi32(_mm256_slli_epi32(v.high, 24), 24)});
 }
 INLINE F float_of_bits(I v) { return {_mm256_castsi256_ps(v.low), _mm256_castsi256_ps(v.high)}; }
+INLINE __m256 float_of_table_half(__m256i v, F values) {
+    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(v, 28));  // its sign is the highest bit of the code
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(values.low, v), _mm256_permutevar8x32_ps(values.high, v), upper);
+}
+INLINE F float_of_table(I v, F values) {
+    return {float_of_table_half(v.low, values), float_of_table_half(v.high, values)};
+}
 INLINE __m256 float_of_e2m1_half(__m256i v) {
     const __m256 values = _mm256_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f);
     const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(v, _mm256_set1_epi32(8)), 28);

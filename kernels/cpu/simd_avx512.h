@@ -104,6 +104,7 @@ INLINE F float_of_e2m1(I v) {
                                     -6.f);
     return _mm512_permutexvar_ps(v, values);
 }
+INLINE F float_of_table(I v, F values) { return _mm512_permutexvar_ps(v, values); }
 INLINE F float_of_uint4(I v) {
     const F values = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
     return _mm512_permutexvar_ps(v, values);

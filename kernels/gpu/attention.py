@@ -39,6 +39,7 @@ class LaunchOptions:
     multiprocessors: int
     invariant: bool = False  # the bits of a row depend on that row alone
     large_shared_memory: bool = True  # the device has as much shared memory as the largest tiles need
+    dependent_launch: bool = False  # the device has programmatic dependent launch
     replaced: frozenset[str] = frozenset()  # kernels that are not launched
 
     @property
@@ -70,8 +71,9 @@ class LayerAttention(NamedTuple):
 class AttentionPlan:
     """The attention of all layers of one step: block tables and lengths as in `Ops.paged_attention`, and work lists.
 
-    split: sequences that begin with this step bring their keys and values along. The work lists are made at the first
-    layer that needs them. A layer with another window or another shape has lists of its own.
+    split: sequences that begin with this step bring their keys and values along. dependent: rows are decoded by
+    dependent launches (`few_rows`). The work lists are made at the first layer that needs them. A layer with another
+    window or another shape has lists of its own.
     """
 
     options: LaunchOptions
@@ -79,6 +81,7 @@ class AttentionPlan:
     seq_lens: Tensor
     query_start: Tensor
     split: bool = False
+    dependent: bool = False
     _decode: dict[tuple[object, ...], DecodePlan] = field(default_factory=dict)
     _prefill: dict[tuple[object, ...], PrefillPlan] = field(default_factory=dict)
 
@@ -144,7 +147,7 @@ class AttentionPlan:
             )
         decode(
             call.q, call.k_cache, call.v_cache, self.block_tables, plan, call.out, tiles, call.scale, multiprocessors,
-            call.sinks, call.softcap,
+            call.sinks, call.softcap, self.dependent,
         )  # fmt: skip
 
     def _attend_prompts(

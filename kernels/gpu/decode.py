@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.decode_plan import FIELDS, DecodePlan
+from quire.kernels.gpu.few_rows.dependent_launch import let_next_start, wait_for_previous
 from quire.kernels.gpu.online_softmax import (
     cap_scales,
     computes_in_float16,
@@ -33,13 +34,14 @@ def decode_kernel(
     cap_scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, FIELDS: tl.constexpr, CAPPED: tl.constexpr, SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, HALF: tl.constexpr,
+    PRECISION: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """q, out [T, KV_HEADS * GROUP, D]; caches [blocks, KV_HEADS, BLOCK_SIZE, D]; items, counts of a DecodePlan.
 
     A row of one chunk is written to out. Other chunks write their weighted values to partial [slots, heads, D], and the
     largest score and the sum of weights to partial_weights [slots, heads, 2], all float32, as `fold` returns them.
-    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`.
+    scale, cap_scale, CAPPED: see `fold`; sinks, SINKS: see `normaliser`; HALF: see `to_float16`. PDL: see
+    `few_rows.dependent_launch`.
     grid (programs,): program p computes pieces p, p + programs, ... of the work. Only the last tile of a chunk is
     masked.
     """
@@ -48,6 +50,9 @@ def decode_kernel(
     block_stride = KV_HEADS * BLOCK_SIZE * D
     d = tl.arange(0, PADDED_D)
     lane = tl.arange(0, KEYS)
+    if PDL:
+        let_next_start()
+        wait_for_previous()
     work = tl.load(counts) * (KV_HEADS * PARTS)
     for index in tl.range(tl.program_id(0), work, tl.num_programs(0)):
         # Neighbouring programs compute the heads of one chunk, because these heads are neighbours in the cache.
@@ -108,16 +113,19 @@ def decode_kernel(
 def reduce_kernel(
     rows, count, partial, partial_weights, out, sinks,
     HEADS: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PIECES: tl.constexpr, FIELDS: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Sum the partial results of the chunks of each row into out. Rows of one chunk are skipped.
 
     count [1] int32: rows. PIECES: chunks that are summed at a time. 1: one after the other in the order of the keys, as
-    `prefill_kernel` sums them. sinks, SINKS: see `normaliser`.
+    `prefill_kernel` sums them. sinks, SINKS: see `normaliser`. PDL: see `few_rows.dependent_launch`.
     grid (programs, HEADS): program p sums rows p, p + programs, ...
     """
     head = tl.program_id(1)
     d = tl.arange(0, PADDED_D)
+    if PDL:
+        let_next_start()
+        wait_for_previous()
     for index in tl.range(tl.program_id(0), tl.load(count), tl.num_programs(0)):
         row = rows + index * FIELDS
         pieces = tl.load(row + 6)
@@ -161,8 +169,12 @@ def decode(
     multiprocessors: int,
     sinks: Tensor | None = None,
     softcap: float = 0.0,
+    pdl: bool = False,
 ) -> None:
-    """Compute the rows of out [T, H, D] that the plan names. scale: factor of the scores, in base 2."""
+    """Compute the rows of out [T, H, D] that the plan names.
+
+    scale: factor of the scores, in base 2. pdl: launch dependently (`few_rows.dependent_launch`).
+    """
     scale, cap_scale = cap_scales(scale, softcap)
     _, heads, d = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
@@ -176,12 +188,12 @@ def decode(
         q if sinks is None else sinks, block_tables.shape[1], scale, cap_scale,
         KV_HEADS=kv_heads, GROUP=group, D=d, PADDED_D=padded, BLOCK_SIZE=block_size, ROWS=tiles.rows,
         KEYS=tiles.keys, FIELDS=FIELDS, CAPPED=softcap > 0, SINKS=sinks is not None, PRECISION=dot_precision(q.dtype),
-        HALF=computes_in_float16(q.dtype, k_cache.dtype, d),
-        num_warps=tiles.warps, num_stages=tiles.paged_stages,
+        HALF=computes_in_float16(q.dtype, k_cache.dtype, d), PDL=pdl,
+        num_warps=tiles.warps, num_stages=tiles.paged_stages, launch_pdl=pdl,
     )  # fmt: skip
     if plan.partials:
         count = plan.counts[1:]
-        sum_chunks(plan.rows, count, partial, partial_weights, out, multiprocessors, sinks, plan.in_order)
+        sum_chunks(plan.rows, count, partial, partial_weights, out, multiprocessors, sinks, plan.in_order, pdl)
 
 
 def sum_chunks(
@@ -193,6 +205,7 @@ def sum_chunks(
     multiprocessors: int,
     sinks: Tensor | None,
     in_order: bool = False,
+    pdl: bool = False,
 ) -> None:
     """Sum the partial results of rows with several chunks into out [T, H, D]. Arguments: see `reduce_kernel`.
 
@@ -203,5 +216,5 @@ def sum_chunks(
     reduce_kernel[(programs, heads)](
         rows, count, partial, partial_weights, out, out if sinks is None else sinks,
         HEADS=heads, D=d, PADDED_D=power_of_2(d), PIECES=1 if in_order else 16, FIELDS=FIELDS,
-        SINKS=sinks is not None, num_warps=2,
+        SINKS=sinks is not None, PDL=pdl, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip

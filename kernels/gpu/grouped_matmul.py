@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.tile_sizes import MIN_ROWS, dot_precision
-from quire.kernels.grouped_weight import BITS, GROUP, GroupedWeight, packed_words
+from quire.kernels.grouped_weight import BITS, FP8, GROUP, MXFP4, UINT4, UINT8, GroupedWeight, packed_words
 
+KINDS = (UINT4, MXFP4, FP8, UINT8)  # that `expand_codes` has
 ROWS, COLUMNS = 64, 64  # of a tile of many rows
 
 

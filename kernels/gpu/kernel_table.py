@@ -48,6 +48,7 @@ class KernelTable:
 
 
 GRAPH = "graph"  # the replay of steps as CUDA graphs
+FEW_ROWS = "few_rows"  # steps of a few rows
 TORCH, SLOW_TORCH = "torch", "torch, without CUDA graphs"
 # The replacement of each kernel.
 REPLACEMENTS = {
@@ -56,6 +57,7 @@ REPLACEMENTS = {
     **dict.fromkeys(("rope_and_cache", "grouped_matmul", "moe", DECODE_KERNEL, PREFILL_KERNEL), SLOW_TORCH),
     "fp8_matmul": "torch with activations that are not rounded",
     FRESH_KERNEL: f"the kernel {PREFILL_KERNEL}",
+    FEW_ROWS: "one kernel for each operation",
     GRAPH: "launches without CUDA graphs",
 }
 ATTENTION = (DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.gpu.attention import AttentionPlan
-from quire.kernels.layers import run_layers_with
-from quire.kernels.lora import AdapterBatch
+from quire.kernels.layers import rope_rows, run_layers_with
+from quire.kernels.lora import AdapterBatch, OwnNorms
 from quire.kernels.ops import AddedRows
 from quire.kernels.stack import Stack
 
@@ -36,24 +36,28 @@ def run_layers(
     # Keys and values of this step by the address of their cache, for later layers that share the cache.
     fresh_of: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(index: int, qkv: Tensor) -> Tensor:
+    def attend(index: int, qkv: Tensor, own: OwnNorms | None) -> Tensor:
         layer, (k_cache, v_cache) = stack.layers[index], stack.kv_cache[index]
         d, kv_heads = k_cache.shape[3], 0 if layer.shares_kv else k_cache.shape[1]
-        q = ops.kernels.rope_and_cache(
-            qkv,
-            positions,
-            stack.tables_of(index),
-            slot_mapping,
-            k_cache,
-            v_cache,
-            heads,
-            kv_heads,
-            layer.q_norm,
-            layer.k_norm,
-            stack.eps,
-            keep_k=plan.split,
-            v_norm=layer.v_norm,
-        )
+
+        def rope(qkv: Tensor, at: Tensor, slots: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> Tensor:
+            return ops.kernels.rope_and_cache(
+                qkv,
+                at,
+                stack.tables_of(index),
+                slots,
+                k_cache,
+                v_cache,
+                heads,
+                kv_heads,
+                q_norm,
+                k_norm,
+                stack.eps,
+                keep_k=plan.split,
+                v_norm=layer.v_norm,
+            )
+
+        q = rope_rows(rope, index, qkv, positions, slot_mapping, layer, own)
         if plan.split and kv_heads:
             k, v = torch.split(qkv.view(tokens, -1, d)[:, heads:], kv_heads, dim=1)
             fresh_of[k_cache.data_ptr()] = k, v

@@ -18,49 +18,67 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.tile_sizes import MIN_ROWS, dot_precision, power_of_2
-from quire.kernels.lora import LINEARS, LoraLayer, LoraPart, PackedAdapter, TorchAdapter, pack_adapter
+from quire.kernels.lora import (
+    ENDS,
+    LINEARS,
+    LoraLayer,
+    LoraPart,
+    NormsOfLayer,
+    PackedAdapter,
+    TorchAdapter,
+    pack_adapter,
+)
 
 ROWS, COLUMNS, DEPTH = MIN_ROWS, 64, 64
 SPLITS = 4
 MAX_RANKS = 32  # ranks of a tile
 PARTS = 3  # of a linear layer: queries, keys and values
-FIELDS = 6  # of a part in the table: addresses of A and B, rank, width, offset, and the bits of the scale
+# Of a part in the table: addresses of A and B, rank, width, offset, the bits of the scale, and the address of the
+# gains or 0.
+FIELDS = 7
+# The places of linear layers in an entry of the table, and those of ENDS in the first one.
+PLACES = {name: at for names in (LINEARS, ENDS) for at, name in enumerate(names)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonAdapter(TorchAdapter):
-    """An adapter on a device. table: int64 [layers, LINEARS, PARTS, FIELDS] there; a part without columns is zeros.
+    """An adapter on a device.
 
-    rank, widths: the largest of all parts, and of the parts of each of LINEARS.
+    table: int64 [1 + layers, LINEARS, PARTS, FIELDS] there, with ENDS as the first entry; a part without columns is
+    zeros. rank, widths: the largest of all parts, and of the parts of each of PLACES.
     """
 
     table: Tensor
     dtype: torch.dtype
     rank: int
-    widths: tuple[int, ...]
+    widths: dict[str, int]
 
 
-def pack_triton_adapter(layers: Sequence[LoraLayer], device: torch.device) -> TritonAdapter:
+def pack_triton_adapter(
+    layers: Sequence[LoraLayer], device: torch.device, norms: Sequence[NormsOfLayer] = ()
+) -> TritonAdapter:
     """Copy an adapter to a device. Factors of several types become float32."""
-    packed = pack_adapter(layers, device)
+    packed = pack_adapter(layers, device, norms)
     parts = [part for layer in packed.layers for of_layer in layer.values() for part in of_layer]
     dtypes = {part.a.dtype for part in parts} | {part.b.dtype for part in parts}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if dtypes:
         packed = pack_adapter(
-            [{name: [_wide(part) for part in of] for name, of in at.items()} for at in layers], device
+            [{name: [_wide(part) for part in of] for name, of in at.items()} for at in layers], device, norms
         )
-    table = np.zeros((len(packed.layers), len(LINEARS), PARTS, FIELDS), dtype=np.int64)
-    widths = dict.fromkeys(LINEARS, 0)
-    for layer, of_layer in zip(table, packed.layers, strict=True):
-        for linear, name in zip(layer, LINEARS, strict=True):
-            for entry, part in zip(linear, of_layer.get(name, ()), strict=False):
+    table = np.zeros((1 + len(packed.layers), len(LINEARS), PARTS, FIELDS), dtype=np.int64)
+    widths = dict.fromkeys(PLACES, 0)
+    for number, of_layer in enumerate(packed.layers):
+        for name, of_linear in of_layer.items():
+            places = table[0 if name in ENDS else 1 + number][PLACES[name]]
+            for entry, part in zip(places, of_linear, strict=False):
                 scale = np.array([part.scale], dtype=np.float32).view(np.int32)[0]
-                entry[:] = part.a.data_ptr(), part.b.data_ptr(), len(part.a), len(part.b), part.offset, scale
+                gains = 0 if part.gains is None else part.gains.data_ptr()
+                entry[:] = part.a.data_ptr(), part.b.data_ptr(), len(part.a), len(part.b), part.offset, scale, gains
                 widths[name] = max(widths[name], len(part.b))
     rank = max((len(part.a) for part in parts), default=0)
     on_device = torch.from_numpy(table).to(device)
-    return TritonAdapter(packed.layers, on_device, dtype, rank, tuple(widths.values()))
+    return TritonAdapter(packed.layers, packed.norms, on_device, dtype, rank, widths)
 
 
 def _wide(part: LoraPart) -> LoraPart:
@@ -124,9 +142,9 @@ def expand_kernel(
     NARROW: tl.constexpr, PARTS: tl.constexpr, FIELDS: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr, RANKS: tl.constexpr, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add to the columns of a part in y [T, N] the sum over the splits of `reduced`, times B^T; rounded once.
+    """Add to the columns of a part in y [T, N] the sum over the splits of `reduced`, times B^T, and apply the gains.
 
-    Other arguments as of `shrink_kernel`. grid (n, PARTS, columns of the widest part / COLUMNS).
+    All is rounded once. Other arguments as of `shrink_kernel`. grid (n, PARTS, columns of the widest part / COLUMNS).
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     adapter, first, count = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
@@ -137,6 +155,10 @@ def expand_kernel(
     at = tl.arange(0, ROWS)
     inside, exists = (at < count)[:, None], (column < width)[None, :]
     row = tl.load(rows + first + at, mask=at < count, other=0)
+    gains_at = tl.load(
+        tl.load(tables + adapter).to(tl.pointer_type(tl.int64)) + (first_entry + part) * FIELDS + 6
+    ).to(tl.pointer_type(tl.float32))  # fmt: skip
+    has_gains = gains_at.to(tl.int64) != 0
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for chunk in tl.range(0, CHUNKS):
         ranks = chunk * RANKS + tl.arange(0, RANKS)
@@ -150,8 +172,12 @@ def expand_kernel(
         )
         total = tl.dot(given, factor.to(tl.float32), total, input_precision=PRECISION)
     to = y + row[:, None] * N + offset + column[None, :]
-    kept = tl.load(to, mask=inside & exists, other=0.0).to(tl.float32)
-    tl.store(to, (kept + total).to(y.dtype.element_ty), mask=inside & exists)
+    values = tl.load(to, mask=inside & exists, other=0.0).to(tl.float32) + total
+    if has_gains:
+        gain = tl.load(gains_at + column, mask=column < width, other=1.0)
+        shift = tl.load(gains_at + width + column, mask=column < width, other=0.0)
+        values = values * gain[None, :] + shift[None, :]
+    tl.store(to, values.to(y.dtype.element_ty), mask=inside & exists)
 
 
 class AdapterTiles:
@@ -162,9 +188,9 @@ class AdapterTiles:
         numbers = list(adapters)
         self.adapters = list(adapters.values())
         rows = np.concatenate([np.flatnonzero(index == number) for number in numbers])
-        counts = [int((index == number).sum()) for number in numbers]
+        self.counts = [int((index == number).sum()) for number in numbers]
         tiles, first = [], 0
-        for adapter, count in enumerate(counts):
+        for adapter, count in enumerate(self.counts):
             tiles += [(adapter, first + at, min(ROWS, count - at)) for at in range(0, count, ROWS)]
             first += count
         addresses = [adapter.table.data_ptr() for adapter in self.adapters]
@@ -178,27 +204,55 @@ class AdapterTiles:
         self.chunks = triton.cdiv(rank, self.ranks)
         self.dtype = self.adapters[0].dtype
 
-    def apply(self, layer: int, linear: int, x: Tensor, y: Tensor) -> None:
-        width = max(adapter.widths[linear] for adapter in self.adapters)
-        if not width:
+    def apply(self, layer: int, name: str, x: Tensor, y: Tensor) -> None:
+        """Compute both products. layer: -1 for the head."""
+        if not self._width(name):
             return
-        entry = (layer * len(LINEARS) + linear) * PARTS
-        reduced = torch.empty(
-            (SPLITS, self.pairs, PARTS, self.chunks * self.ranks), dtype=torch.float32, device=x.device
-        )
-        common = {
+        reduced = torch.empty(self._shape, dtype=torch.float32, device=x.device)
+        product = x.dtype if x.dtype == self.dtype else torch.float32
+        shrink_kernel[(self.num_tiles, PARTS * self.chunks, SPLITS)](
+            x, self.tables, self.tiles, self.rows, reduced, self._entry(layer, name), self.pairs, x.shape[1],
+            DEPTH=DEPTH, PRECISION=dot_precision(product), **self._common,
+        )  # fmt: skip
+        self._expand(layer, name, reduced, y)
+
+    def embed(self, token_ids: Tensor, y: Tensor) -> None:
+        """Change embeddings: the first product is a column of A for each token."""
+        if not self._width("embedding"):
+            return
+        reduced = torch.zeros(self._shape, dtype=torch.float32, device=y.device)
+        first = 0
+        for adapter, count in zip(self.adapters, self.counts, strict=True):
+            for part in adapter.layers[-1].get("embedding", ()):
+                ids = token_ids[self.rows[first : first + count]].long()
+                reduced[0, first : first + count, 0, : len(part.a)] = part.a[:, ids].float().T * part.scale
+            first += count
+        self._expand(-1, "embedding", reduced, y)
+
+    def _expand(self, layer: int, name: str, reduced: Tensor, y: Tensor) -> None:
+        expand_kernel[(self.num_tiles, PARTS, triton.cdiv(self._width(name), COLUMNS))](
+            reduced, self.tables, self.tiles, self.rows, y, self._entry(layer, name), self.pairs, y.shape[1],
+            COLUMNS=COLUMNS, PRECISION=dot_precision(torch.float32), **self._common,
+        )  # fmt: skip
+
+    def _width(self, name: str) -> int:
+        return max(adapter.widths[name] for adapter in self.adapters)
+
+    @staticmethod
+    def _entry(layer: int, name: str) -> int:
+        return ((1 + layer) * len(LINEARS) + PLACES[name]) * PARTS
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """The shape of the first products."""
+        return SPLITS, self.pairs, PARTS, self.chunks * self.ranks
+
+    @property
+    def _common(self) -> dict[str, object]:
+        return {
             "NARROW": self.dtype == torch.bfloat16, "PARTS": PARTS, "FIELDS": FIELDS, "SPLITS": SPLITS, "ROWS": ROWS,
             "RANKS": self.ranks, "CHUNKS": self.chunks, "num_warps": 4,
         }  # fmt: skip
-        product = x.dtype if x.dtype == self.dtype else torch.float32
-        shrink_kernel[(self.num_tiles, PARTS * self.chunks, SPLITS)](
-            x, self.tables, self.tiles, self.rows, reduced, entry, self.pairs, x.shape[1],
-            DEPTH=DEPTH, PRECISION=dot_precision(product), **common,
-        )  # fmt: skip
-        expand_kernel[(self.num_tiles, PARTS, triton.cdiv(width, COLUMNS))](
-            reduced, self.tables, self.tiles, self.rows, y, entry, self.pairs, y.shape[1],
-            COLUMNS=COLUMNS, PRECISION=dot_precision(torch.float32), **common,
-        )  # fmt: skip
 
 
 class TritonAdaptedRows:
@@ -214,6 +268,15 @@ class TritonAdaptedRows:
         self._groups = [AdapterTiles(group, index, device) for group in by_type.values()]
 
     def apply(self, layer: int, name: str, x: Tensor, y: Tensor) -> None:
-        """Add to the rows of y [T, N] what their adapters make of the rows of x [T, K]. Both are contiguous."""
+        """Change the rows of y [T, N] by what their adapters make of the rows of x [T, K]. Both are contiguous."""
         for group in self._groups:
-            group.apply(layer, LINEARS.index(name), x, y)
+            group.apply(layer, name, x, y)
+
+    def embed(self, token_ids: Tensor, y: Tensor) -> None:
+        """Change the embeddings y [T, H] of tokens [T]."""
+        for group in self._groups:
+            group.embed(token_ids, y)
+
+    def head(self, x: Tensor, y: Tensor) -> None:
+        """Change logits y float32 [R, V] of the rows of x [R, H]."""
+        self.apply(-1, "head", x, y)

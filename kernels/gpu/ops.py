@@ -25,18 +25,19 @@ from quire.kernels.fp8_rows import channel_scales
 from quire.kernels.gpu import id_checks, linear, supported
 from quire.kernels.gpu.attention import AttentionPlan, LaunchOptions
 from quire.kernels.gpu.cuda import accumulate_in_float32, pinned_bytes
+from quire.kernels.gpu.few_rows.layers import MOST_ROWS, run_few_rows
 from quire.kernels.gpu.fp8_matmul import pack_fp8
-from quire.kernels.gpu.grouped_matmul import pack_grouped
-from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
+from quire.kernels.gpu.grouped_matmul import KINDS, pack_grouped
+from quire.kernels.gpu.kernel_table import ATTENTION, FEW_ROWS, GRAPH, NEEDED_BY_GRAPHS, REPLACEMENTS, KernelTable
 from quire.kernels.gpu.layers import run_layers
 from quire.kernels.gpu.linear import AnyTritonLinear, TritonLinear
 from quire.kernels.gpu.lora import TritonAdapter, pack_triton_adapter
 from quire.kernels.gpu.moe import TritonMoE, pack_moe
 from quire.kernels.gpu.stack import TritonCaches, TritonStack
 from quire.kernels.gpu.tile_sizes import LARGE_SHARED_BYTES
-from quire.kernels.grouped_weight import KINDS, GroupedWeight
+from quire.kernels.grouped_weight import GroupedWeight
 from quire.kernels.interrupt import Interrupt
-from quire.kernels.lora import AdapterBatch, LoraLayer
+from quire.kernels.lora import AdapterBatch, LoraLayer, NormsOfLayer
 from quire.kernels.moe import ExpertWeights, PackedMoE, Routing, check_experts, check_scales
 from quire.kernels.ops import AddedRows, AllReduceGroup, CacheStack, DecoderLayer, LayerStack, PackedLinear
 from quire.kernels.stack import Caches, Stack
@@ -73,7 +74,7 @@ class TritonOps:
         supported.check_dtypes(dtype, self.kv_dtype)
         self.weight_dtypes: tuple[torch.dtype, ...] = (dtype,)
         self.quantized_bits: tuple[int, ...] = ()
-        self.code_kinds = KINDS
+        self.code_kinds: tuple[str, ...] = KINDS
         accumulate_in_float32()
         self.device = torch.device(device)
         if self.device.type == "cuda":
@@ -82,11 +83,14 @@ class TritonOps:
             properties = torch.cuda.get_device_properties(self.device)
             multiprocessors = properties.multi_processor_count
             shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
+            has_dependent_launch = properties.major >= 9
         elif triton.knobs.runtime.interpret:
-            multiprocessors, shared_bytes = 3, LARGE_SHARED_BYTES
+            multiprocessors, shared_bytes, has_dependent_launch = 3, LARGE_SHARED_BYTES, False
         else:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
-        self.launch_options = LaunchOptions(multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES)
+        self.launch_options = LaunchOptions(
+            multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES, has_dependent_launch
+        )
         self.row_invariant, self.fp8_activations = batch_invariant, fp8_activations
         self.check_ids = check_ids
         self.kernels = KernelTable()
@@ -104,7 +108,7 @@ class TritonOps:
         self.replaced |= {kernel}
         if kernel in ATTENTION:
             self.launch_options = replace(self.launch_options, replaced=self.launch_options.replaced | {kernel})
-        elif kernel != GRAPH:
+        elif kernel not in (GRAPH, FEW_ROWS):
             self.kernels = self.kernels.with_torch(kernel)
 
     @property
@@ -161,8 +165,16 @@ class TritonOps:
         logits = linear.linear(router_input, packed.router, None, self.row_invariant)
         return self.kernels.moe(x, packed, logits, out, self.row_invariant)
 
-    def pack_adapter(self, layers: Sequence[LoraLayer], inner: int) -> TritonAdapter:
-        return pack_triton_adapter(layers, self.device)
+    def pack_adapter(
+        self, layers: Sequence[LoraLayer], inner: int, norms: Sequence[NormsOfLayer] = ()
+    ) -> TritonAdapter:
+        return pack_triton_adapter(layers, self.device, norms)
+
+    def adapt_embeddings(self, embeddings: Tensor, token_ids: Tensor, adapters: AdapterBatch) -> None:
+        self.kernels.lora(adapters.adapters, adapters.tokens, self.device).embed(token_ids, embeddings)
+
+    def adapt_logits(self, logits: Tensor, hidden: Tensor, adapters: AdapterBatch) -> None:
+        self.kernels.lora(adapters.adapters, adapters.wanted[: len(hidden)], self.device).head(hidden, logits)
 
     def linear(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
         weights = self._check_linear(x, packed, False, out, packed.out_features, self.dtype)
@@ -327,8 +339,15 @@ class TritonOps:
             id_checks.blocks(block_tables, seq_lens, query_start_loc, tokens, block_size, blocks, window)
             id_checks.rows(rows, tokens)
         plan = AttentionPlan(self.launch_options, block_tables, seq_lens, query_start_loc)
+        if self._has_few_rows(stack, len(residual), len(rows)) and not (adapters or added or key_ends is not None):
+            return run_few_rows(residual, stack.stack, positions, slot_mapping, plan, rows)
         given = adapters, layer_inputs, added, key_ends
         return run_layers(self, residual, stack.stack, positions, slot_mapping, plan, rows, *given)
+
+    def _has_few_rows(self, stack: TritonStack, tokens: int, wanted: int) -> bool:
+        """Return whether the kernels of `few_rows` compute a step. They stand for kernels that are not replaced."""
+        fits = stack.fits_few_rows and 0 < tokens <= MOST_ROWS and 0 < wanted <= MOST_ROWS
+        return fits and not self.row_invariant and not self.replaced - {GRAPH}
 
     # The cache
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.few_rows.dependent_launch import let_next_start, wait_for_previous
 from quire.kernels.gpu.supported import FP8
 from quire.kernels.gpu.tile_sizes import power_of_2
 
@@ -34,6 +35,7 @@ def rope_and_cache_kernel(
     V_NORM: tl.constexpr,
     KEEP_K: tl.constexpr,  # also write the rotated k and the norm of v into qkv, for attention without the cache
     FP8: tl.constexpr,
+    PDL: tl.constexpr,  # see `few_rows.dependent_launch`
 ):
     """Compute q_out [T, HEADS, D] and write k and v to the caches [blocks, KV_HEADS, BLOCK_SIZE, D].
 
@@ -42,6 +44,9 @@ def rope_and_cache_kernel(
     position outside the table is clamped into it. Offsets are int64.
     grid (T, cdiv(HEADS + 2 KV_HEADS, BLOCK_HEADS)): the heads of q, k and v are one axis.
     """
+    if PDL:
+        let_next_start()
+        wait_for_previous()
     act = qkv.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -121,8 +126,12 @@ def rope_and_cache(
     eps: float,
     keep_k: bool = False,
     v_norm: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
-    """Compute `Ops.rope_and_cache` with checked arguments. keep_k: also write the k and v of the cache into qkv."""
+    """Compute `Ops.rope_and_cache` with checked arguments.
+
+    keep_k: also write the k and v of the cache into qkv. pdl: launch dependently (`few_rows.dependent_launch`).
+    """
     tokens = len(qkv)
     blocks, _, block_size, d = k_cache.shape
     q = qkv.new_empty((tokens, num_heads, d))
@@ -135,6 +144,7 @@ def rope_and_cache(
         qkv if k_norm is None else k_norm, qkv if v_norm is None else v_norm, eps, len(cos_sin), blocks * block_size,
         HEADS=num_heads, KV_HEADS=num_kv_heads, D=d, HALF=power_of_2(d // 2), BLOCK_SIZE=block_size,
         BLOCK_HEADS=block_heads, Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
-        V_NORM=v_norm is not None, KEEP_K=keep_k, FP8=k_cache.dtype == FP8, num_warps=2,
+        V_NORM=v_norm is not None, KEEP_K=keep_k, FP8=k_cache.dtype == FP8, PDL=pdl, num_warps=2,
+        launch_pdl=pdl,
     )  # fmt: skip
     return q

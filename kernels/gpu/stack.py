@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.kernels.gpu.few_rows.layers import fits
 from quire.kernels.gpu.kernel_table import KernelTable
 from quire.kernels.gpu.supported import check_cache_shape, check_group
 from quire.kernels.stack import Caches, Stack
@@ -29,3 +30,4 @@ class TritonStack:
             check_group(stack.num_heads, k.shape[1], k.shape[3], dtype)
         self.num_blocks, _, self.block_size, _ = stack.kv_cache[0][0].shape
         self.stack = stack
+        self.fits_few_rows = fits(stack)

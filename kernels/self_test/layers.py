@@ -89,9 +89,10 @@ class LayerInputs:
 
         def part(n: int, k: int, offset: int = 0) -> LoraPart:
             a = inputs.normal(RANK, k, generator=generator, dtype=torch.float32) / k**0.5
-            return LoraPart(
-                a, inputs.normal(n, RANK, generator=generator, dtype=torch.float32) / RANK**0.5, 1.0, offset
-            )
+            b = inputs.normal(n, RANK, generator=generator, dtype=torch.float32) / RANK**0.5
+            gains = inputs.normal(2, n, generator=generator, dtype=torch.float32) * 0.1
+            gains[0] += 1
+            return LoraPart(a, b, 1.0, offset, gains)
 
         halves = [part(self.hidden, self.hidden), part(self.hidden, self.hidden, self.hidden)]  # gates, and ups
         self.adapter = {name: [part(*shape)] for name, shape in shapes.items()} | {"gate_up": halves}
@@ -132,20 +133,37 @@ class LayerInputs:
 
 def layer_cases(inputs: CaseInputs, uses: KernelUses) -> Iterator[KernelCase]:
     """Yield the cases of a layer with the heads of each use."""
-    ops = inputs.ops
-    wide = ReferenceOps(ops.device, torch.float32, None if ops.kv_dtype is ops.dtype else ops.kv_dtype)
+    wide = _wide(inputs.ops)
     for use in uses.attention:
         layer = LayerInputs(inputs, use, uses, STEP)
         for has_adapters in (False, True) if uses.has_adapters else (False,):
             yield _case(inputs, layer, wide, has_adapters)
 
 
-def _case(inputs: CaseInputs, layer: LayerInputs, wide: ReferenceOps, has_adapters: bool) -> KernelCase:
+def layer_case(
+    inputs: CaseInputs, use: AttentionUse, uses: KernelUses, sequences: Sequences, name: str, kernel: str
+) -> KernelCase:
+    """Return the case of a layer with the heads of a use, for a step of these sequences."""
+    return _case(inputs, LayerInputs(inputs, use, uses, sequences), _wide(inputs.ops), False, name, kernel)
+
+
+def _wide(ops: Ops) -> ReferenceOps:
+    return ReferenceOps(ops.device, torch.float32, None if ops.kv_dtype is ops.dtype else ops.kv_dtype)
+
+
+def _case(
+    inputs: CaseInputs,
+    layer: LayerInputs,
+    wide: ReferenceOps,
+    has_adapters: bool,
+    name: str = "layer",
+    kernel: str = "layers",
+) -> KernelCase:
     ops = inputs.ops
     narrow = 0.0 if ops.kv_dtype is ops.dtype else NARROW.get(ops.kv_dtype.itemsize, 0.0)
     return KernelCase(
-        "layer with adapters" if has_adapters else "layer",
-        "lora" if has_adapters else "layers",
+        "layer with adapters" if has_adapters else name,
+        "lora" if has_adapters else kernel,
         f"{layer.use}, {inputs.types}",
         lambda: layer.compute(ops, has_adapters),
         lambda: layer.compute(wide, has_adapters),

@@ -59,7 +59,9 @@ def cases_of(
         yield from block_cases(inputs, attention[0], block_size)
     if attention and uses.is_stack:
         yield from layer_cases(inputs, uses)
-        if record is not None:
-            yield graph_case(inputs, uses, record)
+    if is_triton:
+        yield from triton_cases.few_rows_cases(inputs, uses)
+    if attention and uses.is_stack and record is not None:
+        yield graph_case(inputs, uses, record)
     if ranks is not None:
         yield all_reduce_case(inputs, uses.hidden, ranks)

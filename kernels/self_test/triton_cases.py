@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.gpu.attention import FRESH_KERNEL, PREFILL_KERNEL, AttentionPlan
+from quire.kernels.gpu.few_rows.layers import MOST_ROWS
+from quire.kernels.gpu.few_rows.products import GELU_MUL, PLAIN, SILU_MUL, product
 from quire.kernels.gpu.fold_check import attend_whole_tiles
+from quire.kernels.gpu.kernel_table import FEW_ROWS
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.prefill_plan import MIN_SPLIT_KEYS
 from quire.kernels.gpu.tile_sizes import AttentionTiles, prefill_tiles
+from quire.kernels.moe import SILU
 from quire.kernels.self_test.attention import (
     IMAGES,
     MIXED,
@@ -24,9 +29,14 @@ from quire.kernels.self_test.attention import (
 )
 from quire.kernels.self_test.cases import KernelCase
 from quire.kernels.self_test.inputs import CaseInputs
-from quire.kernels.uses import AttentionUse
+from quire.kernels.self_test.layers import DECODES, layer_case
+from quire.kernels.self_test.products import GATED, LINEAR, chosen
+from quire.kernels.uses import PLAIN as PLAIN_WEIGHTS
+from quire.kernels.uses import AttentionUse, KernelUses, LinearUse
 
 FOLDED_TILES = 5  # of keys
+ONE_ROW: Sequences = [(150, 1)]
+EPS = 1e-5
 # Two and three chunks of keys, a context that is too short to be cut, and a decode row.
 SPLIT_EXTENDING: Sequences = [(2 * MIN_SPLIT_KEYS + 60, 17), (3 * MIN_SPLIT_KEYS + 5, 3), (130, 21), (40, 1)]
 
@@ -109,3 +119,52 @@ def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
         lambda: step.rows(step.exact, is_new),
         TOLERANCE * step.inputs.unit,
     )
+
+
+def few_rows_cases(inputs: CaseInputs, uses: KernelUses) -> Iterator[KernelCase]:
+    """Yield cases of steps of a few rows: layers, and products with the input features of the model.
+
+    The batch-invariant mode has no such kernels.
+    """
+    ops = inputs.ops
+    assert isinstance(ops, TritonOps)
+    if ops.row_invariant:
+        return
+    for use in uses.attention if uses.is_stack else ():
+        for sequences in (ONE_ROW, DECODES):
+            yield layer_case(inputs, use, uses, sequences, "layer of few rows", FEW_ROWS)
+    plain: Iterable[LinearUse] = (use for use in uses.linears if use.kind == PLAIN_WEIGHTS)
+    for linear in chosen(plain, inputs.level):
+        for rows in (1, MOST_ROWS):
+            yield _of_few_rows(inputs, ops, linear, rows, GELU_MUL if uses.gate != SILU else SILU_MUL)
+
+
+def _of_few_rows(inputs: CaseInputs, ops: TritonOps, use: LinearUse, rows: int, gate: int) -> KernelCase:
+    k = use.in_features
+    halves = 2 if use.is_gate_up else 1
+    n = max(1, min(use.out_features, inputs.most_elements // k) // halves)
+    generator = inputs.generator(k + rows)
+    weight, exact = inputs.weight(halves * n, k, PLAIN_WEIGHTS, generator)
+    assert isinstance(weight, Tensor)
+    bias = inputs.normal(halves * n, generator=generator) if use.has_bias else None
+    x, norm = inputs.normal(rows, k, generator=generator), inputs.normal(k, generator=generator) * 0.1 + 1
+    added = None if use.is_gate_up else inputs.normal(rows, n, generator=generator)
+
+    def expected() -> Sequence[Tensor]:
+        wide = x.float()
+        normed = (wide * wide.square().mean(dim=-1, keepdim=True).add(EPS).rsqrt()).to(x.dtype).float() * norm.float()
+        total = F.linear(normed.to(x.dtype).float(), exact, None if bias is None else bias.float())
+        if added is not None:
+            return [total + added.float()]
+        gates, ups = total.chunk(2, dim=-1)
+        return [(F.gelu(gates, approximate="tanh") if gate == GELU_MUL else F.silu(gates)) * ups]
+
+    def run() -> Sequence[Tensor]:
+        if FEW_ROWS in ops.replaced:
+            return expected()
+        options = ops.launch_options
+        kind = gate if use.is_gate_up else PLAIN
+        return [product(x, weight, bias, options.multiprocessors, options.dependent_launch, norm, EPS, kind, added)]
+
+    unit = (GATED if use.is_gate_up else 2 * LINEAR) * inputs.unit
+    return KernelCase("product of few rows", FEW_ROWS, f"{rows} x {use}, {inputs.types}", run, expected, unit)

@@ -20,12 +20,16 @@ from quire.ops.cli.help_search import print_matches
 from quire.ops.cli.service_flags import lift_service_flags
 from quire.ops.cli.settings import (
     ALL_SETTINGS,
+    AddModel,
     BatchCommandSettings,
     ChatSettings,
     CompletionSettings,
     DeadSettings,
     KeysOfStateFolder,
+    ListModels,
+    ModelsOfFolder,
     ParkedSettings,
+    RemoveModel,
     ReplayedSettings,
     ServeSettings,
     of_state_folder,
@@ -115,6 +119,12 @@ def _keys(settings: KeysOfStateFolder, environ: Mapping[str, str]) -> int:
     return keys(settings, environ)
 
 
+def _models(settings: ModelsOfFolder, environ: Mapping[str, str]) -> int:
+    from quire.ops.cli.model_folder import run
+
+    return run(settings, environ)
+
+
 def _completion(settings: CompletionSettings, environ: Mapping[str, str]) -> int:
     from quire.ops.cli.shell_completion import script
 
@@ -136,6 +146,7 @@ COMMANDS: dict[str, Command[Any] | CommandGroup] = {
             "{prog}",
             "{prog} Qwen/Qwen2.5-0.5B-Instruct --served-model-name qwen",
             "{prog} ./my-model --workers 2 --gateways 2 --port 9000 --max-num-seqs 32",
+            "{prog} --models-dir ./models --models-max 2    # every model of a folder, loaded when calls ask for it",
             "{prog} --redis-url redis://10.0.0.5:6379/0 --host 0.0.0.0",
             "QUIRE_PORT=0 {prog}    # any free port; the line `ready: URL` on standard output names it",
         ),
@@ -227,6 +238,47 @@ COMMANDS: dict[str, Command[Any] | CommandGroup] = {
         ),
         ParkedSettings,
         _parking,
+    ),
+    "models": CommandGroup(
+        "List, add or remove the models of a folder.",
+        "The models of a folder that `quire serve --models-dir` serves. A running server takes up a new model within a "
+        "second, and lets go of one that is removed.",
+        (
+            "{prog} list --models-dir ./models",
+            "{prog} add Qwen/Qwen2.5-0.5B-Instruct --name qwen --models-dir ./models",
+            "QUIRE_MODELS_DIR=./models {prog} remove qwen",
+        ),
+        {
+            "list": Command(
+                "List all models.",
+                "Print a line for each model: its name, the size of its weights, its architecture, whether it is "
+                "loaded, and when it was last used. A model that cannot be served has its reason below it.",
+                ("{prog} --models-dir ./models", "{prog} --models-dir ./models --json"),
+                ListModels,
+                _models,
+            ),
+            "add": Command(
+                "Put a model into the folder.",
+                "Copy a model folder or a GGUF file into the folder, or download a model from the Hugging Face Hub and "
+                "link it. A model that cannot be served is refused with the reason.",
+                (
+                    "{prog} ./my-model --models-dir ./models",
+                    "{prog} Qwen/Qwen2.5-0.5B-Instruct --name qwen --models-dir ./models",
+                    "{prog} /data/llama.gguf --mode link --models-dir ./models",
+                ),
+                AddModel,
+                _models,
+            ),
+            "remove": Command(
+                "Remove a model from the folder.",
+                "Delete a model of the folder, or the link to it. Its open calls get up to 30 seconds to end; new ones "
+                "get status 404.",
+                ("{prog} qwen --models-dir ./models", "{prog} qwen --yes --models-dir ./models"),
+                RemoveModel,
+                _models,
+            ),
+        },
+        "list",
     ),
     "replay": Command(REPLAY.summary, REPLAY.description, REPLAY.examples, ReplayedSettings, _replay),
     "completion": Command(

@@ -139,6 +139,65 @@ def of_state_folder(settings: type[KeyRedis]) -> type[KeyRedis]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelsOfFolder:
+    """A folder of models, and the Redis of the worker that serves it."""
+
+    models_dir: str = option(
+        "",
+        metavar="FOLDER",
+        help="Folder of models that `quire serve --models-dir` or `quire worker --models-dir` serves.",
+        last=True,
+    )
+    redis_url: str = option(
+        "",
+        help=f"Redis of the worker that serves the folder; by default that of the running `quire serve`, or "
+        f"{DEFAULT_REDIS_URL} if none runs.",
+        metavar="URL",
+        secret=True,
+        last=True,
+    )
+    state_dir: str = option(
+        "", metavar="DIR", help="State folder of that `quire serve`, if it was given one.", last=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListModels(ModelsOfFolder):
+    """All models of a folder."""
+
+    json: bool = option(False, variable="", help="Print JSON.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddModel(ModelsOfFolder):
+    """A model that is put into a folder."""
+
+    model: str = option(
+        "",
+        positional=True,
+        variable="",
+        metavar="MODEL",
+        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name such as owner/name.",
+    )
+    name: str = option("", variable="", metavar="NAME", help="Name that clients use; by default that of the model.")
+    mode: str = option(
+        "auto",
+        variable="",
+        choices=("auto", "copy", "link"),
+        help="copy: copy the files that are read. link: make a symbolic link. auto: link a model of the Hugging "
+        "Face Hub to its download in the cache, and copy any other.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveModel(ModelsOfFolder):
+    """A model that is removed from a folder."""
+
+    name: str = option("", positional=True, variable="", metavar="NAME", help="Name of the model.")
+    yes: bool = option(False, variable="", help="Do not ask.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchCommandSettings:
     """The settings of `quire batch`, for any server with OpenAI's files and batches."""
 

@@ -26,7 +26,7 @@ from quire.ops.local.preconditions import EMBEDDED, check_redis, held_port, lock
 from quire.ops.local.processes import wait_all
 from quire.ops.local.progress import Progress
 from quire.ops.local.served_models import resolve_models
-from quire.ops.local.services import Services
+from quire.ops.local.services import MODELS_DIR, Services
 from quire.ops.paths import resolve_state_dir
 from quire.shared.config.command_line import CommandError
 from quire.shared.process.interrupts import EXIT_CODE
@@ -45,7 +45,8 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
 
     environ: may hold settings of the gateway and the workers; both get these settings.
     """
-    settings = dataclasses.replace(settings, model=resolve_models(settings.model))
+    if not environ.get(MODELS_DIR):
+        settings = dataclasses.replace(settings, model=resolve_models(settings.model))
     state_dir = resolve_state_dir(settings.state_dir, environ)
     lock = lock_state_dir(state_dir)
     try:
@@ -53,7 +54,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
             settings = dataclasses.replace(settings, port=port)
             services = Services(settings, environ, state_dir)
             launcher = Launcher(settings, services, state_dir)
-            names = ",".join(model.name for model in services.models)
+            names = ",".join(services.names)
             # For a second `quire serve` and for commands like `quire ps`. The services report a full disk better.
             with contextlib.suppress(OSError):
                 lock.write(f"{os.getpid()} {launcher.url} {settings.redis_url or EMBEDDED} {names}")
@@ -169,7 +170,7 @@ class Launcher:
             self._progress.say(f"The chat page with this key: {self.url}/#key={self._first_key}")
         text = announcement(
             self.url,
-            [model.name for model in self._services.models],
+            self._services.names or ["NAME"],
             self._logs,
             is_default_port=self._settings.port == 8000,
             needs_key=not self._services.gateway_settings.is_open,

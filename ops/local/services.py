@@ -21,11 +21,15 @@ from quire.shared.config.service_settings import is_loopback
 from quire.shared.config.settings import FROM_FLAGS, load, options, to_environ
 from quire.shared.process.kill_pipe import KILL_PIPE, KillRequests
 from quire.worker.device import placement, topology
+from quire.worker.host.folder import scan
 from quire.worker.settings import WorkerSettings
 
 # Time for open streams to finish when gateway and workers stop, unless QUIRE_DRAIN_S is set.
 DRAIN_S = 2.0
 MAX_PORT = 65535
+MODELS_DIR = "QUIRE_MODELS_DIR"
+# Models of a folder that the announcement and the lock name.
+MAX_NAMES = 16
 
 
 class Services:
@@ -37,15 +41,19 @@ class Services:
     """
 
     def __init__(self, settings: ServeSettings, environ: Mapping[str, str], state_dir: Path) -> None:
-        self.models = read_models(settings.model, settings.served_model_name)
+        self._environ = _service_environ(settings, environ)
+        # With --models-dir there is one worker, which starts others, and no list of models.
+        self.has_folder = bool(self._environ.get(MODELS_DIR))
+        self.models = [] if self.has_folder else read_models(settings.model, settings.served_model_name)
         self._workers_per_model = settings.workers
         # Worker processes of all models.
-        self.count = settings.workers * len(self.models)
+        self.count = 1 if self.has_folder else settings.workers * len(self.models)
         self.num_gateways = settings.gateways
         self._state_dir = state_dir
         self._has_own_redis = not settings.redis_url
-        self._environ = _service_environ(settings, environ)
-        if len(self.models) > 1:
+        if self.has_folder:
+            self._check_folder(settings)
+        if self.serves_several:
             self._environ |= {"QUIRE_MODEL": "models/demo", "QUIRE_SERVED_MODEL_NAME": ""}
             self._environ["QUIRE_DISCOVER_MODELS"] = "true"
         if not self._environ.get("QUIRE_FILES_DIR") and not self._environ.get("QUIRE_FILES_BUCKET"):
@@ -54,6 +62,8 @@ class Services:
         self.gateway_settings = load(GatewaySettings, [], self._environ, prog="quire gateway", known=ALL_SETTINGS)
         self._worker = load(WorkerSettings, [], self._environ, prog="quire worker", known=ALL_SETTINGS)
         self.model_name = ", ".join(model.name for model in self.models)
+        if self.has_folder:
+            self.model_name = f"the models of {self._worker.models_dir}"
         if len(self.models) > 1:
             self._check_several()
         self._num_cores = placement.place(topology.read_topology(), binding="none").threads
@@ -72,6 +82,35 @@ class Services:
         self._gateway_id = self.gateway_settings.gateway_id
         # Gateways with the same key log the same hash of a user.
         self._user_hash_key = self.gateway_settings.user_hash_key or secrets.token_hex(16)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models; of a folder those that it has now and that may be served, at most MAX_NAMES."""
+        if not self.has_folder:
+            return [model.name for model in self.models]
+        entries = scan(Path(self._worker.models_dir), {}).values()
+        return [entry.name for entry in entries if not entry.fault][:MAX_NAMES]
+
+    @property
+    def serves_several(self) -> bool:
+        """True if the gateways find their models in Redis."""
+        return self.has_folder or len(self.models) > 1
+
+    def _check_folder(self, settings: ServeSettings) -> None:
+        """Raise CommandError for settings that do not fit --models-dir, and make its path absolute."""
+        if settings.model != ServeSettings.model:
+            raise CommandError(f"MODEL {settings.model} and --models-dir: give one of them")
+        if settings.workers != 1:
+            raise CommandError(
+                f"--workers {settings.workers} and --models-dir: each model gets one worker; --models-max says how "
+                "many models are loaded at once"
+            )
+        if settings.served_model_name:
+            raise CommandError("--served-model-name and --models-dir: each model has the name of its folder or file")
+        folder = Path(self._environ[MODELS_DIR]).expanduser().absolute()
+        if not folder.is_dir():
+            raise CommandError(f"--models-dir {folder}: there is no such folder; make it, or name another one")
+        self._environ[MODELS_DIR] = str(folder)
 
     def _check_several(self) -> None:
         """Raise CommandError for settings that several models cannot share."""

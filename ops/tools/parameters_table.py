@@ -16,6 +16,9 @@ from quire.gateway.api.parameters import CHAT, COMPLETIONS, UNSUPPORTED
 from quire.gateway.api.responses.parameters import REFUSED as REFUSED_RESPONSES
 from quire.gateway.api.responses.parameters import RESPONSES
 from quire.gateway.features.batches.batch_parameters import BATCHES
+from quire.gateway.features.conversations.conversation_parameters import CREATE as NEW_CONVERSATIONS
+from quire.gateway.features.rerank.score_parameters import RERANK, SCORE
+from quire.gateway.features.rerank.score_parameters import UNSUPPORTED as RERANK_REFUSED
 from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.ops.tools.marked_tables import update_page
 from quire.shared.config.validators import OneOf
@@ -26,8 +29,11 @@ SECTIONS = {
     "deadlines-and-classes": "api/errors.md",
     "blocks": "api/messages.md",
     "tools-of-a-message": "api/messages.md",
+    "cache-breakpoints": "api/messages.md",
     "items": "responses.md",
     "events-of-a-response": "responses.md",
+    "conversations": "responses.md",
+    "compaction": "responses.md",
 }
 AS_IN_A_CHAT = "as in a chat"
 
@@ -157,9 +163,21 @@ def tables() -> dict[str, dict[str, str]]:
             ),
             "token-parameters": _of_two("tokenize", TOKENIZE, "detokenize", DETOKENIZE),
         },
+        "api/rerank.md": {
+            "rerank-parameters": "".join(
+                _also_in_chats(name, "" if parameter is SCORE.get(name) else "rerank", parameter)
+                for name, parameter in RERANK.items()
+            )
+            + "".join(_item(name, "score", parameter) for name, parameter in _without(RERANK, SCORE).items()),
+            "rerank-unsupported": _table(
+                "| parameter | accepted values, without effect |",
+                ((f"`{name}`", _values(neutral)) for name, neutral in RERANK_REFUSED.items()),
+            ),
+        },
         "responses.md": {
             "parameters": _list(_without(of_chats, RESPONSES)),
             "parameters-of-chats": _names(of_chats),
+            "conversation-parameters": _list(NEW_CONVERSATIONS),
             "refused": _table(
                 "| parameter | instead |", ((f"`{name}`", instead) for name, instead in REFUSED_RESPONSES.items())
             ),

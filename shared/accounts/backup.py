@@ -99,7 +99,7 @@ def _spent(accounts: dict[str, Account], usage: dict[int, dict[Any, Any]], today
     for day, amounts in usage.items():
         for name, amount in amounts.items():
             owner, what = name.partition(" ")[0], name.rpartition(" ")[2]
-            if what not in AMOUNTS or what == "requests" or _month(day) != month:
+            if what not in AMOUNTS or what in ("requests", "pinned") or _month(day) != month:
                 continue
             kind = "cost" if what == "cost" else "tokens"
             account = accounts.get(f"key:{owner}")

@@ -18,13 +18,16 @@ from quire.shared.redis.clock import unix_time
 
 DAY_S = 86_400
 MAX_DAYS = USAGE_S // DAY_S
-AMOUNTS = ("requests", "prompt", "completion", "cost")
-COLUMNS = ("date", "key", "model", "requests", "prompt_tokens", "completion_tokens", "cost")
+AMOUNTS = ("requests", "prompt", "completion", "cost", "pinned")
+COLUMNS = ("date", "key", "model", "requests", "prompt_tokens", "completion_tokens", "cost", "cache_creation_tokens")
 
 
 @dataclass(slots=True)
 class UsageRow:
-    """The usage of one key and model on one day (UTC), by the day of acceptance. cost: in billionths."""
+    """The usage of one key and model on one day (UTC), by the day of acceptance.
+
+    cost: in billionths. pinned: tokens of prompts that `cache_control` has pinned; they are also among `prompt`.
+    """
 
     date: str
     key: str
@@ -33,11 +36,12 @@ class UsageRow:
     prompt: int = 0
     completion: int = 0
     cost: int = 0
+    pinned: int = 0
 
     def shown(self) -> dict[str, Any]:
         """Return the row for clients."""
-        values = (self.date, self.key, self.model, self.requests, self.prompt, self.completion, money(self.cost))
-        return dict(zip(COLUMNS, values, strict=True))
+        counts = (self.requests, self.prompt, self.completion, money(self.cost), self.pinned)
+        return dict(zip(COLUMNS, (self.date, self.key, self.model, *counts), strict=True))
 
 
 async def read_usage(client: Redis, prefix: str, days: int, key: str = "") -> list[UsageRow]:

@@ -13,6 +13,8 @@ from contextlib import suppress
 PIPE = "_QUIRE_PROGRESS_FD"
 # The last phase: the process serves.
 READY = "ready"
+# Begins the last phase of a worker whose model cannot be loaded; the reason follows.
+FAILED = "cannot be loaded: "
 
 
 def report_ready(environ: MutableMapping[str, str]) -> None:

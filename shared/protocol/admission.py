@@ -9,6 +9,7 @@ import msgpack
 
 from quire.shared.protocol.charge import ChargedAccount, Price
 from quire.shared.protocol.keys import DEFAULT_CLASS, AccountKeys
+from quire.shared.protocol.pace import LanePace
 from quire.shared.protocol.share import ANONYMOUS_TENANT, DEFAULT_WEIGHT
 
 
@@ -33,7 +34,8 @@ class Admission(NamedTuple):
 
     Fields of a request. cost: tokens that it may use at most. prompt_tokens: of its prompt. rows: sequences that it
     runs at once. begins_call: it counts as a call; further prompts of a call do not. beside: another request, whose
-    listeners become listeners of this one. images: names of the files of its images (`image_name`).
+    listeners become listeners of this one. images: names of the files of its images (`image_name`). pins: it has cache
+    breakpoints, and the tokens that it pins are counted.
 
     Fields of its call. deadline_ms: from now; 0 is no deadline. metadata: `attach` returns it. is_background: the
     request runs on without a client. idempotency_key, fingerprint: a key that the client chose, and a hash of what the
@@ -41,7 +43,10 @@ class Admission(NamedTuple):
     retention_s: life of the request's keys after its end; 0 is RETENTION_S. conversation: kept as long; see
     `LaneKeys.conversation`. counts_stored: `bounds.stored_bytes` counts the request. prefixes: hashes of beginnings of
     the conversation, the most specific first, by which it is left to a worker for `left_ms` (docs/prefix-affinity.md).
+    joins: the conversation that the response continues, and the version that the caller has read; empty for none.
     origin: the request that a fork continues, with `prefixes`: it is left to the owner of that one, if that lives.
+    answer: expected tokens of the answer, by which a request that cannot end before its deadline is dropped; -1 never
+    drops it. pace: of the lane, by which such a request is refused; None refuses none.
 
     Who the request counts for. owner: id of the API key; empty without one. accounts: key, project and organisation,
     whose limits must allow the request and which are charged for it; empty for a request that is charged to nobody.
@@ -60,6 +65,7 @@ class Admission(NamedTuple):
     priority_class: str = DEFAULT_CLASS
     deadline_ms: int = 0
     images: tuple[str, ...] = ()
+    pins: bool = False
     metadata: bytes = b""
     is_background: bool = False
     idempotency_key: str = ""
@@ -68,9 +74,12 @@ class Admission(NamedTuple):
     retention_s: int = 0
     conversation: bytes = b""
     counts_stored: bool = True
+    joins: tuple[str, ...] = ()
     prefixes: tuple[bytes, ...] = ()
     origin: str = ""
     left_ms: int = 0
+    answer: int = -1
+    pace: LanePace | None = None
     owner: str = ""
     accounts: tuple[ChargedAccount, ...] = ()
     account_prefix: str = AccountKeys().prefix
@@ -102,6 +111,10 @@ class Admission(NamedTuple):
         terms |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         if self.prefixes:
             terms["prefixes"], terms["left_ms"] = self.prefixes, self.left_ms
+        if self.answer >= 0:
+            terms["answer"] = self.answer
+        if self.pace is not None:
+            terms["pace"] = self.pace
         if self.accounts:
             charge = [self.account_prefix, int(self.begins_call), self.prompt_tokens, self.price.prompt]
             limits = [account.charged_limits() for account in self.accounts]
@@ -118,7 +131,9 @@ _OPTIONAL = (
     "traceparent",
     "retention_s",
     "conversation",
+    "joins",
     "owner",
     "origin",
     "images",
+    "pins",
 )

@@ -55,6 +55,8 @@ VIEW_TTL_S = 3.0
 MODEL_TTL_S = 3600
 # Time between two renewals of a worker's registration of its model.
 REGISTER_S = 5.0
+# Life of the card of a model host, which it renews with every heartbeat, and of its lease on a load.
+HOST_TTL_S = 5
 # Life of the usage of a day: 400 days.
 USAGE_S = 400 * 86_400
 # Length of the audit stream of accounts; Redis drops the oldest entries beyond it.
@@ -152,6 +154,15 @@ class LaneKeys:
     def conversation(self, request_id: str) -> str:
         """String: the conversation of a stored response, as compressed JSON; lives as long as the request's hash."""
         return f"{self.prefix}conversation:{request_id}"
+
+    def kept_conversation(self, conversation_id: str) -> str:
+        """Hash: a conversation of the API: version, owner, time, metadata, items, the response that continues it."""
+        return f"{self.prefix}conv:{conversation_id}"
+
+    @property
+    def answering(self) -> str:
+        """Set: conversations that a response continues, until its items are added."""
+        return f"{self.prefix}answering"
 
     def image(self, name: str) -> str:
         """String: the file of an image, as long as a request names it (see _images.lua). name: of `image_name`."""
@@ -354,3 +365,16 @@ class RegistryKeys:
     def file(self, digest: str) -> str:
         """String with a TTL: the content of a file, under its SHA-256 digest in hexadecimal."""
         return f"{self.prefix}file:{digest}"
+
+    @property
+    def hosts(self) -> str:
+        """Sorted set: ids of model hosts by the Redis time (ms) of their last beat."""
+        return f"{self.prefix}hosts"
+
+    def host(self, host_id: str) -> str:
+        """String with a TTL: the card of a model host: the models of its folder and their states."""
+        return f"{self.prefix}host:{host_id}"
+
+    def loading(self, name: str) -> str:
+        """String with a TTL: the host that loads a model; no other host loads it meanwhile."""
+        return f"{self.prefix}loading:{name}"

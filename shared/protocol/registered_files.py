@@ -10,6 +10,7 @@ from typing import Any
 from quire.shared.model.config import CONTEXT_KEYS, HIDDEN_KEYS
 from quire.shared.model.files import ModelError, check_file, read_json
 from quire.shared.model.folder import is_gguf
+from quire.shared.model.labels import FIELDS as LABEL_FIELDS
 from quire.shared.protocol.messages.manifest import FILE_LIMITS, FileEntry, ModelManifest
 from quire.shared.text.tokenizer import load_tokenizer, read_special_tokens
 
@@ -23,6 +24,11 @@ _FIELDS = (
     "rope_scaling",
     "rope_parameters",
     "original_max_position_embeddings",
+    *LABEL_FIELDS,
+    "classifier_from_token",
+    "is_original_qwen3_reranker",
+    "sentence_transformers",
+    "sbert_ce_default_activation_function",
 )
 # Files that are made from the metadata of a GGUF file.
 _GGUF_FILES = (TOKENIZER_CONFIG, "generation_config.json")

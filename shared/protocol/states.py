@@ -53,7 +53,9 @@ TRANSITIONS = (
         "ends it; a running request is ended by its worker, which is told",
     ),
     Transition("cancel", RequestState.PARKED, RequestState.DONE, "ends it"),
-    Transition("claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed"),
+    Transition(
+        "claim", RequestState.QUEUED, RequestState.DONE, "finds it cancelled, or its deadline passed or out of reach"
+    ),
     Transition(
         "claim",
         RequestState.RUNNING,
@@ -107,12 +109,16 @@ class SubmitReply(StrEnum):
     CONFLICT = "conflict"
     #: The queue is at its bound.
     FULL = "full"
+    #: The request would end after its deadline.
+    LATE = "late"
     #: A limit of the API key, its project or its organisation is reached.
     LIMITED = "limited"
     #: The requests that stay in Redis take as much memory as they may, in all or of the API key.
     NO_ROOM = "no_room"
     #: Redis has lost a file that it had, so the caller must send it.
     NO_FILES = "no_files"
+    #: Another response continues the conversation, or its items have changed.
+    LOCKED = "locked"
 
 
 class CancelReply(StrEnum):
@@ -214,5 +220,7 @@ class DropReason(StrEnum):
     CANCELLED = "cancelled"
     #: The deadline passed while the request waited.
     DEADLINE = "deadline"
+    #: The request would end after its deadline, and others wait.
+    HOPELESS = "hopeless"
     #: The workers of the request died too often.
     QUARANTINED = "quarantined"

@@ -1,4 +1,4 @@
-"""Workers die, leave and hang while they embed prompts. Clients get the same bits as without the fault."""
+"""Workers die, leave and hang while they embed and score prompts. Clients get the same bits as without the fault."""
 
 from __future__ import annotations
 
@@ -117,3 +117,23 @@ def test_embeddings_are_those_of_transformers(stack: FaultStack) -> None:
                 states = model(torch.tensor([prompt])).last_hidden_state[0]
             expected = states[-1] if pooling == "last" else states.mean(dim=0)
             assert np.abs(np.frombuffer(data, "<f4") - expected.numpy()).max() < 1e-4
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "asleep"])
+@pytest.mark.promise
+def test_documents_are_ranked_elsewhere_with_the_same_scores(stack: FaultStack, how: signal.Signals) -> None:
+    _, url = stack.gateway("--score-tokens", "n,y", "--score-template", "pair")
+    first = stack.worker("a", *FAST, *SLOW)
+    documents = [f"{index} herons in the reeds " * (1 + 7 * index % 20) for index in range(6)]
+    body = {"model": "tiny", "query": "Where are the herons?", "documents": documents}
+    expected = Stream(url, body, path="/v1/rerank").wait_end().answer["results"]
+    assert len({one["relevance_score"] for one in expected}) == 6
+    stream = Stream(url, body | {"cache_salt": "other"}, path="/v1/rerank")
+    stack.wait(lambda: owned(stack, "a"))
+    os.kill(first.pid, how)
+    stack.worker("b", *FAST, *SLOW)
+    assert stream.wait_end().answer["results"] == expected
+    if how is signal.SIGSTOP:
+        os.kill(first.pid, signal.SIGCONT)
+        first.wait_for("is lost: it ended or is parked, or another worker has claimed it")
+    stack.assert_invariants()

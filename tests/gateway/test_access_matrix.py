@@ -42,15 +42,35 @@ class Access(Enum):
     MAKER = auto()
     #: The key that made the file or the batch; `batches/test_batch_routes.py` tries the others.
     FILES = auto()
+    #: The key that made the conversation.
+    CONVERSATION = auto()
     #: Operators, by the admin key; API keys do not count.
     OPERATOR = auto()
 
 
 CHAT, TEXT, MESSAGE, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+CONVERSATION = "/v1/conversations"
+# Routes of a conversation, each with its body; those that delete come last.
+OF_CONVERSATIONS: dict[str, Any] = {
+    f"GET {CONVERSATION}/{{id}}": None,
+    f"POST {CONVERSATION}/{{id}}": {"metadata": {"a": "b"}},
+    f"GET {CONVERSATION}/{{id}}/items": None,
+    f"POST {CONVERSATION}/{{id}}/items": {"items": [{"role": "user", "content": "x"}]},
+    f"GET {CONVERSATION}/{{id}}/items/{{item_id}}": None,
+    f"DELETE {CONVERSATION}/{{id}}/items/{{item_id}}": None,
+    f"DELETE {CONVERSATION}/{{id}}": None,
+}
+
+# Scores of pairs: the body of a call by its paths.
+RANKED: dict[str, Any] = {"model": MODEL, "query": "a", "documents": ["b"]}
+SCORED: dict[str, Any] = {"model": MODEL, "queries": "a", "documents": ["b"]}
+SCORES = dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RANKED) | dict.fromkeys(("/score", "/v1/score"), SCORED)
 
 ACCESS: dict[str, Access] = {
-    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings")},
+    **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings", *SCORES)},
     **{f"POST {path}": Access.CALLER for path in (f"{MESSAGE}/count_tokens", f"{RESPONSE}/input_tokens")},
+    **{f"POST {path}": Access.CALLER for path in (f"{RESPONSE}/compact", CONVERSATION)},
+    **dict.fromkeys(OF_CONVERSATIONS, Access.CONVERSATION),
     **{f"POST {path}": Access.CALLER for path in ("/tokenize", "/detokenize")},
     **{f"GET {path}": Access.CALLER for path in ("/v1/models", "/v1/models/{name}", "/status", "/tokenizer_info")},
     **{f"GET {path}": Access.CALLER for path in ("/engine/workers", "/engine/stream")},
@@ -170,9 +190,10 @@ def test_every_route_has_an_entry_and_every_entry_a_route(model_folder: Any) -> 
         if route.method != "HEAD" and route.resource and route.resource.canonical not in files
     }
     assert routes == ACCESS.keys()
-    # A route below /v1/ with an id belongs to the maker of the call, the file or the batch.
+    # A route below /v1/ with an id belongs to the maker of the call, the conversation, the file or the batch.
     named_ids = {route for route in routes if "{id}" in route and " /v1/" in route}
-    assert named_ids == {route for route, access in ACCESS.items() if access in (Access.MAKER, Access.FILES)}
+    makers = (Access.MAKER, Access.CONVERSATION, Access.FILES)
+    assert named_ids == {route for route, access in ACCESS.items() if access in makers}
     assert {route for route in routes if " /admin/" in route} == set(OPERATORS)
 
 
@@ -249,6 +270,28 @@ async def test_only_its_maker_continues_a_response(start_gateway: Start) -> None
         assert (await send(gateway, f"POST {RESPONSE}", people.maker, body)).status == 200
 
 
+async def test_only_its_maker_reaches_a_conversation(start_gateway: Start) -> None:
+    gateway = await start_gateway()
+    people = await people_of(gateway)
+    items = [{"role": "user", "content": "Hello"}]
+    made = (await send(gateway, f"POST {CONVERSATION}", people.maker, {"items": items})).json["id"]
+    [item] = (await send(gateway, f"GET {CONVERSATION}/{made}/items", people.maker)).json["data"]
+    answer = {"model": MODEL, "input": "x", "conversation": made}
+    for route, body in {f"POST {RESPONSE}": answer, **OF_CONVERSATIONS}.items():
+        path = route.replace("{id}", made).replace("{item_id}", item["id"])
+        other = route.replace("{id}", f"conv_{NOT_THERE}").replace("{item_id}", item["id"])
+        for who, key in people.others.items():
+            reply = await send(gateway, path, key, body)
+            assert (reply.status, reply.error["code"]) == (404, "not_found"), (route, who)
+            unknown = (await send(gateway, other, key, body)).json["error"]["message"]
+            assert route == f"POST {RESPONSE}" or reply.error["message"].replace(made[5:], NOT_THERE) == unknown
+        assert (await send(gateway, path, people.revoked, body)).status == 401
+    assert (await send(gateway, f"GET {CONVERSATION}/{made}/items", people.maker)).json["data"] == [item]
+    for route, body in OF_CONVERSATIONS.items():
+        path = route.replace("{id}", made).replace("{item_id}", item["id"])
+        assert (await send(gateway, path, people.maker, body)).status == 200, route
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, MESSAGE, RESPONSE])
 async def test_an_idempotency_key_names_the_calls_of_one_caller(path: str, start_gateway: Start) -> None:
     """For others it is unused: they get calls of their own, and no conflict with another body."""
@@ -298,8 +341,11 @@ async def test_the_admin_api_takes_its_own_key_only(route: str, start_gateway: S
 NAMING: dict[str, dict[str, Any]] = {
     **{path: body | {"background": None} for path, (_, body) in CALLS.items()},
     "/v1/embeddings": {"model": MODEL, "input": "Hello"},
+    **SCORES,
     f"{MESSAGE}/count_tokens": chat_body(),
     f"{RESPONSE}/input_tokens": {"model": MODEL, "input": "Hello"},
+    f"{RESPONSE}/compact": {"model": MODEL, "input": "Hello"},
+    CONVERSATION: {},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1]},
 }

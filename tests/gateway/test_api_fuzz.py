@@ -46,6 +46,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "/v1/responses": {"model": MODEL, "input": "Hi.", "tools": [{"type": "function", **FUNCTION}]},
     "/v1/embeddings": {"model": MODEL, "input": "Hi."},
+    "/v1/rerank": {"model": MODEL, "query": "Hi?", "documents": ["Hi.", {"text": "So."}]},
+    "/v1/score": {"model": MODEL, "queries": "Hi?", "documents": ["Hi."]},
     "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES},
     "/tokenize": {"model": MODEL, "prompt": "Hi."},
     "/detokenize": {"model": MODEL, "tokens": [5]},
@@ -195,7 +197,7 @@ async def server(start_gateway: Start, tmp_path: Path) -> RunningGateway:
     model = write_model(tmp_path / MODEL, chat_template=TEMPLATE)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"hidden_size": HIDDEN}))
-    return await start_gateway(engine_view="on", model=str(model))
+    return await start_gateway(engine_view="on", model=str(model), score_tokens="n,y")
 
 
 async def run(gateway: RunningGateway, examples: int) -> dict[str, int]:

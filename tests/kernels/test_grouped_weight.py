@@ -5,10 +5,13 @@ import torch
 
 from quire.kernels.grouped_weight import (
     BITS,
+    FP4,
     FP8,
     KINDS,
     MAX_ZEROS,
     MXFP4,
+    NF4,
+    SINT8,
     UINT4,
     UINT8,
     GroupedWeight,
@@ -62,11 +65,11 @@ def test_every_code_has_its_value(level_ops, kind):
     zeros = torch.full((len(codes), 1), 3, dtype=torch.uint8) if kind in MAX_ZEROS else None
     weight = GroupedWeight(codes[:, None], scales, kind, zeros)
     found = level_ops.linear_logits(torch.ones(1, 1, dtype=level_ops.dtype), level_ops.pack_linear(weight))
-    assert torch.equal(found[0], weight.dequantized().flatten())
+    assert torch.equal(found[0], weight.dequantized(level_ops.dtype).float().flatten())
 
 
 def test_the_memory_of_packed_weights(level_ops):
-    for kind, bits in ((UINT4, 5), (MXFP4, 5), (FP8, 9), (UINT8, 9)):
+    for kind, bits in ((UINT4, 5), (MXFP4, 5), (NF4, 5), (FP4, 5), (FP8, 9), (UINT8, 9), (SINT8, 9)):
         assert level_ops.pack_linear(random_weight(kind, 64, 96)).nbytes == 64 * 96 * bits // 8
 
 

@@ -46,9 +46,16 @@ def write_adapter(
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, factor in sorted(adapted.named_parameters()):
-                if ".lora_" in name:
-                    values = torch.randn(factor.shape, generator=generator) * size / math.sqrt(factor.shape[1])
-                    factor.data = values.to(dtype)
+                if not factor.requires_grad:
+                    continue
+                values = torch.randn(factor.shape, generator=generator)
+                if factor.dim() == 2 and ".lora_" in name:
+                    values *= size / math.sqrt(factor.shape[1])
+                else:  # magnitudes, biases and whole weights: near those that PEFT starts from
+                    values = factor.data * (1 + 0.2 * values) + 0.02 * values
+                factor.data.copy_(values)  # in place: PEFT ties some of them
+                if dtype is not factor.dtype:
+                    factor.data = factor.data.to(dtype)
         adapted.save_pretrained(folder)
     return folder
 
@@ -78,5 +85,6 @@ def change_config(folder: Path, **fields: Any) -> None:
 def merge_adapter(model: Path, adapter: Path, out: Path) -> Path:
     """Write a copy of a checkpoint that PEFT merged with an adapter, and return its folder."""
     shutil.copytree(model, out)
-    load_adapted(model, adapter).merge_and_unload().save_pretrained(out)
+    with warnings_of_peft():
+        load_adapted(model, adapter).merge_and_unload().save_pretrained(out)
     return out

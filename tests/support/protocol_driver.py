@@ -67,6 +67,8 @@ class InstantClient:
         self.latest_script = ""
         self._client = client
         self._patch = patch
+        # Hashes of the patched scripts, by those of the real ones.
+        self._patched: dict[str, str] = {}
         sources = [path.read_text() for path in (files("quire.shared.protocol") / "scripts").iterdir()]
         if missing := [old for old, _ in patch if not any(old in source for source in sources)]:
             raise ValueError(f"no script has the text that the patch is for: {missing}")
@@ -80,13 +82,18 @@ class InstantClient:
         return instant
 
     async def execute_command(self, name: str, script: str, *args: Any) -> Any:
-        """Run a script. A patched script is sent in full each time, since Redis has not cached it."""
+        """Run a script, patched."""
         if name == "EVALSHA":
             self.latest_script = SCRIPTS[script]
         if self._patch and name == "EVALSHA":
-            raise NoScriptError
-        for old, new in self._patch:
-            script = script.replace(old, new)
+            if script not in self._patched:
+                raise NoScriptError
+            script = self._patched[script]
+        elif self._patch:
+            original = hashlib.sha1(script.encode()).hexdigest()
+            for old, new in self._patch:
+                script = script.replace(old, new)
+            self._patched[original] = hashlib.sha1(script.encode()).hexdigest()
         return self._client.execute_command(name, script, *args)
 
     def pipeline(self, transaction: bool) -> Any:

@@ -17,6 +17,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.quantized_floats import Write, bnb_4bit, bnb_8bit, mxfp4, nvfp4
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MIXTRAL_EXPERTS = ("w1", "w2", "w3")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -65,9 +67,6 @@ def packed(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
         padded = padded[..., list(order)]
     words = (padded << (torch.arange(per_word) * bits)).sum(-1)
     return words.to(torch.int32) if bits else words
-
-
-Write = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]  # a weight: tensors by their ends, and what they stand for
 
 
 def gptq(bits: int = 4, size: int = 32, symmetric: bool = True, order: bool = False, version: int = 1) -> Write:
@@ -163,6 +162,11 @@ def scheme(stored: str, of_group: dict[str, Any], **fields: Any) -> dict[str, An
     }
 
 
+def bnb(**fields: Any) -> dict[str, Any]:
+    """Return a configuration of bitsandbytes."""
+    return {"quant_method": "bitsandbytes", "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None, **fields}
+
+
 TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 BF16 = torch.bfloat16
 # Name: writer, configuration.
@@ -224,14 +228,42 @@ FORMATS: dict[str, tuple[Write, dict[str, Any]]] = {
     ),
     "fp8-tensor": (fp8(None, "weight_scale", flat=True), {"quant_method": "fp8", "activation_scheme": "static"}),
     "fbgemm": (fp8((1, 0), "weight_scale"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    "nf4": (bnb_4bit("nf4"), bnb(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+    "nf4-double": (bnb_4bit("nf4", double=True), bnb(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+    "fp4": (bnb_4bit("fp4"), bnb(load_in_4bit=True, bnb_4bit_quant_type="fp4")),
+    "bnb-int8": (bnb_8bit, bnb(load_in_8bit=True)),
+    "modelopt-nvfp4": (
+        nvfp4(modelopt=True),
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "kv_cache_scheme": "FP8"},
+    ),
+    "modelopt-fp8": (
+        fp8(None, "weight_scale", flat=True),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0*"]},
+    ),
+    "ct-nvfp4": (
+        nvfp4(modelopt=False),
+        scheme("nvfp4-pack-quantized", group(4, "float", strategy="tensor_group", group_size=16)),
+    ),
+    "ct-mxfp4": (mxfp4, scheme("mxfp4-pack-quantized", group(4, "float", strategy="group", group_size=32))),
+    "gptq-auto-round": (
+        gptq(symmetric=False, version=2),
+        {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 32, "sym": False},
+    ),
+    "awq-auto-round": (
+        awq(),
+        {"quant_method": "intel/auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": 32},
+    ),
 }
+# The kinds of weights in memory that the names of the formats do not say.
+KINDS = {"nf4": "nf4", "nf4-double": "nf4", "fp4": "fp4", "bnb-int8": "sint8", "w8a16-float32": "sint8",
+         "modelopt-nvfp4": "nvfp4", "ct-nvfp4": "nvfp4", "ct-mxfp4": "mxfp4"}  # fmt: skip
 
 
 # The value of --quantization that keeps all quantised layers of a format as they are stored; "": none does.
 STORED_AS = dict.fromkeys(FORMATS, "") | {
     **dict.fromkeys(("gptq", "w4a16", "w4a16-channel"), "int4"),
-    **dict.fromkeys(("gptq-8", "w8a8", "w8a16", "w8a16-float32"), "int8"),
-    **dict.fromkeys(("ct-fp8-channel", "ct-fp8-block", "fp8-block", "fp8-tensor", "fbgemm"), "fp8"),
+    **dict.fromkeys(("gptq-8", "w8a8", "w8a16", "w8a16-float32", "bnb-int8"), "int8"),
+    **dict.fromkeys(("modelopt-fp8", "ct-fp8-channel", "ct-fp8-block", "fp8-block", "fp8-tensor", "fbgemm"), "fp8"),
 }
 
 

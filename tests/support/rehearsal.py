@@ -104,6 +104,12 @@ class RehearsedParts(GpuParts):
         load = engine.Load("prompts", "small", ((16, 2),) * 4, "tok/s", 0, 0, 0)
         return invariance.measure("small", self.device(), LONGEST, (4, 32), load, save, (SEQUENCES, TOKENS), STEPS)
 
+    def peers(self, save: Save) -> dict[str, Any]:
+        from quire.ops.benchmarks.gpu import peers
+
+        loads = [replace(load, model="small", pairs=((8, 2),) * min(len(load.pairs), 2)) for load in peers.LOADS]
+        return peers.measure(self.device(), loads, save, LONGEST, (SEQUENCES, TOKENS))
+
     def measure_stack(self, folder: Path, save: Save) -> dict[str, Any]:
         from quire.ops.benchmarks.gpu import stack
         from quire.ops.benchmarks.stack.load import LoadCase

@@ -7,7 +7,8 @@ and `make_writable` implements copy on write: a sequence that writes to a block 
 the last owner writes in place (section 4.4).
 
     ref_count > 0    in block tables, or pinned
-    ref_count = 0    cached: full, and found by its hash; evicted when no block is free, least recently used first
+    ref_count = 0    cached: full, and found by its hash; evicted when no block is free, least recently used first, and
+                     after all others for a time if a call has pinned it (features/pins.py)
                      free:   all other blocks
 
 The prefix cache finds full blocks by a hash chain: the hash of a block covers its tokens and images, all blocks before
@@ -22,11 +23,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from quire.shared.protocol.messages import SHORT_TTL_S
+from quire.worker.engine.features.pins import EvictionOrder
 from quire.worker.engine.sequence import Sequence
 
 HASH_BYTES = 16
@@ -114,7 +117,7 @@ class BlockManager:
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._free_host = list(range(self.num_host_blocks - 1, -1, -1))
         self._host_refs: Counter[int] = Counter()
-        self._cached: OrderedDict[int, None] = OrderedDict()  # ref_count 0, least recently used first
+        self.cached = EvictionOrder()  # ref_count 0
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._tails: dict[bytes, list[_Tail]] = {}
@@ -125,12 +128,12 @@ class BlockManager:
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated: the free ones, and the cached ones without owner."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self.cached)
 
     @property
     def num_cached(self) -> int:
         """Blocks of the prefix cache without owner."""
-        return len(self._cached)
+        return len(self.cached)
 
     @property
     def num_free_host(self) -> int:
@@ -240,6 +243,11 @@ class BlockManager:
             return CachedPrefix([*blocks, best.block], num_found + len(best.token_ids))
         return CachedPrefix(blocks, num_found)
 
+    def shares_block(self, sequence: Sequence, other: Sequence, index: int, num_tokens: int) -> bool:
+        """Return whether two sequences would share block `index`, within `num_tokens` tokens, if both were cached."""
+        is_whole = self.prefix_caching and (index + 1) * self.block_size <= num_tokens
+        return is_whole and self._hash(sequence, index) == self._hash(other, index)
+
     def can_start(self, prefix: CachedPrefix, num_tokens: int, reserve: int) -> bool:
         """Return whether `start` would succeed and leave `reserve` blocks free."""
         return self.blocks_to_start(prefix, num_tokens) + reserve <= self.num_free
@@ -259,6 +267,7 @@ class BlockManager:
             sequence.block_table.append(self._allocate())
         sequence.num_stored = prefix.num_tokens
         sequence.num_cached_blocks = prefix.num_tokens // self.block_size
+        self.cached.renew(prefix.blocks)
 
     def cache_full_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Add the full blocks of the sequence's first `num_computed` tokens to the prefix cache.
@@ -287,8 +296,8 @@ class BlockManager:
             key, block = self._hash(sequence, index), prefix.blocks[index]
             if (other := self._block_of.get(key, block)) != block:
                 del self._hash_of[other]
-                if other in self._cached:
-                    del self._cached[other]
+                if other in self.cached:
+                    self.cached.remove(other)
                     self._free.append(other)
             self._block_of[key], self._hash_of[block] = block, key
             self._pinned_hashes.add(key)
@@ -298,6 +307,27 @@ class BlockManager:
             self._tails.setdefault(end, []).append(tail)
         self.pinned.append(prefix)
         return prefix
+
+    def pin_breakpoints(self, sequence: Sequence) -> None:
+        """Pin the full blocks of a computed prompt up to its cache breakpoints, and count the tokens of those that the
+        request has computed, not found.
+        """
+        group, size = sequence.group, self.block_size
+        ends = [(min(point.position, len(group.prompt)) // size, point.ttl_s) for point in group.breakpoints]
+        group.breakpoints = ()
+        ttls = [max(ttl for end, ttl in ends if index < end) for index in range(max(end for end, _ in ends))]
+        found = [self._block_of.get(self._hash(sequence, index)) for index in range(len(ttls))]
+        blocks = [block for block in found if block is not None]
+        if len(blocks) < len(ttls):  # prefix caching is off
+            return
+        self.cached.pin(blocks, ttls, group.pinned_for)
+        written = [
+            ttl
+            for index, (block, ttl) in enumerate(zip(blocks, ttls, strict=True))
+            if index * size >= group.num_cached_tokens and self.cached.is_pinned(block)
+        ]
+        short = sum(ttl <= SHORT_TTL_S for ttl in written)
+        group.pinned_tokens = short * size, (len(written) - short) * size
 
     def _hash(self, sequence: Sequence, index: int) -> bytes:
         """Return the hash of block `index` of the sequence. All its tokens are known."""
@@ -390,28 +420,33 @@ class BlockManager:
         if self._free:
             block = self._free.pop()
         else:
-            block, _ = self._cached.popitem(last=False)
+            block = self.cached.pop()
+            self._note_evicted(block)
             self._forget(block)
             self.counters.evictions += 1
         self.ref_counts[block] = 1
         return block
 
+    def _note_evicted(self, block: int) -> None:
+        """Called before the prefix cache forgets a block whose memory is needed."""
+
     def _touch(self, block: int) -> None:
         if not self.ref_counts[block]:
-            del self._cached[block]
+            self.cached.remove(block)
         self.ref_counts[block] += 1
 
     def _forget(self, block: int) -> None:
         """Remove the block from the prefix cache."""
         if (key := self._hash_of.pop(block, None)) is not None:
             del self._block_of[key]
+            self.cached.forget(block)
 
     def _release(self, block: int) -> None:
         self.ref_counts[block] -= 1
         if self.ref_counts[block]:
             return
         if block in self._hash_of:
-            self._cached[block] = None
+            self.cached.add(block)
         else:
             self._free.append(block)
 
@@ -428,13 +463,14 @@ class BlockManager:
         if any(held[block] != count for block, count in enumerate(self.ref_counts)):
             wrong = [(block, self.ref_counts[block], held[block]) for block in range(self.num_blocks)]
             raise BlockError(f"(block, counted, held) differ: {[entry for entry in wrong if entry[1] != entry[2]][:8]}")
-        idle = sorted([*self._free, *self._cached])
+        idle = sorted([*self._free, *self.cached])
         if idle != [block for block, count in enumerate(self.ref_counts) if not count]:
             raise BlockError(
-                f"{len(self._free)} free and {len(self._cached)} cached blocks are not the blocks without owner"
+                f"{len(self._free)} free and {len(self.cached)} cached blocks are not the blocks without owner"
             )
-        if any(block not in self._hash_of for block in self._cached):
+        if any(block not in self._hash_of for block in (*self.cached, *self.cached.pinned())):
             raise BlockError("a cached block has no hash")
+        self.cached.check_integrity()
         if {block: key for key, block in self._block_of.items()} != self._hash_of:
             raise BlockError("the index of hashes is not one to one")
         on_host = Counter(block for sequence in sequences for block in sequence.host_table)

@@ -22,13 +22,21 @@ import numpy as np
 import torch
 
 from quire.kernels import Interrupt, StepInterrupted
-from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome, PredictionCounts, StepItem
+from quire.shared.protocol.messages import (
+    POOLINGS,
+    SCORE,
+    Delta,
+    GenerationRequest,
+    Outcome,
+    PredictionCounts,
+    StepItem,
+)
 from quire.shared.protocol.states import OutcomeName
 from quire.shared.text.detokenizer import TokenDecoder as TextDecoder
 from quire.worker.engine.blocks import BlockManager, cache_root, cache_scope
 from quire.worker.engine.features.beams import BeamSearch, continue_beams
 from quire.worker.engine.features.images import ImageEmbedder
-from quire.worker.engine.features.pooling import Embedding, pool
+from quire.worker.engine.features.pooling import Embedding, TokenLogits, pool
 from quire.worker.engine.features.prompt_scores import PromptScores
 from quire.worker.engine.features.thinking import with_budget
 from quire.worker.engine.groups import DEFAULT_PRIORITY
@@ -36,6 +44,7 @@ from quire.worker.engine.in_flight import InFlightStep
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.integrity import check_groups
 from quire.worker.engine.limits import EngineLimits, RequestRefused
+from quire.worker.engine.pace import PaceMeter
 from quire.worker.engine.pacing import PrefillPacer
 from quire.worker.engine.paged_model import PagedModel
 from quire.worker.engine.results import Results
@@ -98,6 +107,7 @@ class Engine:
         # Bounds the prompt tokens of a step by the step's time; if None, only the engine's limits bound them.
         self.pacer: PrefillPacer | None = None
         self.times = StepTimes()
+        self.pace = PaceMeter(limits.max_num_seqs)
         # Embeds the images of prompts; None: requests with images are refused.
         self.images: ImageEmbedder | None = None
         # Why there is none although the model has images, for gateways.
@@ -150,7 +160,7 @@ class Engine:
             if delta.finish_reason:
                 finished[delta.choice] = delta
         biased = [token for token, _ in sampling.logit_bias]
-        given = (biased, sampling.allowed_token_ids, sampling.thinking_end)
+        given = (biased, sampling.allowed_token_ids, sampling.thinking_end, request.score_tokens)
         self._check_tokens(request.prompt, request.prediction, *outputs.values(), *given)
         if request.images:
             if self.images is None:
@@ -168,6 +178,8 @@ class Engine:
         group.start(outputs)
         if sampling.prompt_logprobs >= 0 and not group.is_reported:
             group.prompt_scores = PromptScores(request.prompt, sampling.prompt_logprobs)
+        if request.pooling == SCORE:
+            group.prompt_scores = TokenLogits(len(request.prompt), request.score_tokens)
         if sampling.beam_width:
             group.beams = BeamSearch(sampling, frozenset() if sampling.ignore_eos else self.eos_token_ids)
         for sequence in group.sequences:
@@ -201,8 +213,9 @@ class Engine:
         sampling, root = request.sampling, cache_root(self.name, request.cache_salt, adapter.digest if adapter else "")
         group = SequenceGroup(request.id, request.prompt, sampling, self._num_arrivals, priority, root)
         group.pooling, group.adapter, group.cache_scope = request.pooling, adapter, cache_scope(request.cache_scope)
+        group.breakpoints, group.pinned_for = request.breakpoints, request.pinned_for
         group.num_kept, group.first_choice = min(request.num_kept, len(request.prompt)), request.first_choice
-        if request.pooling and not self.runner.model.hidden_size:
+        if request.pooling in POOLINGS and not self.runner.model.hidden_size:
             raise RequestRefused("this model gives no hidden states, so it makes no embeddings")
         words = bad_word_tokens(sampling.bad_words, self._tokenizer, self.vocab_size)
         # A ban of the marker that ends the reasoning would leave no token where it must come.
@@ -318,13 +331,15 @@ class Engine:
         return logits[:sampled]
 
     def _end_prompts(self, chunks: Iterable[PrefillChunk]) -> None:
-        """End groups without tokens to generate, if their prompts are computed. Embeddings end their groups later.
+        """End groups without tokens to generate, if their prompts are computed. Hidden states end their groups later.
 
         A group whose prompt has been scored needs no synchronous steps any more.
         """
         for chunk in chunks:
             sequence, group = chunk.sequence, chunk.sequence.group
             if group.pooling:
+                if isinstance(scores := group.prompt_scores, TokenLogits) and scores.is_complete:
+                    self._ready.append(self._end_embedding(Embedding(group, bytes(scores.records))))
                 continue
             if not group.sampling.max_tokens:
                 if sequence.num_computed >= sequence.num_prompt_tokens:
@@ -345,6 +360,7 @@ class Engine:
     def _begin_step(self) -> float:
         """Start the clocks, and bound the prompt tokens of the step. Returns the pacer's time."""
         self.times.begin_step()
+        self.pace.begin_step()
         faulty, self._faulty = self._faulty, []
         for request_id, reason in faulty:
             self._ready += filter(None, [self.finish(request_id, OutcomeName.ERROR, reason)])
@@ -357,6 +373,8 @@ class Engine:
 
     def _end_step(self, step: Step, started: float) -> None:
         self.times.end_step(step)
+        groups = self.groups
+        self.pace.end_step(step, groups.num_free_rows() <= 0, groups.num_running, bool(self.requests))
         if self.pacer is not None:
             tower_s = self.images.pacer.step_s if self.images is not None else 0.0
             self.pacer.observe(step.num_decoding, step.num_prefill_tokens, self.pacer.clock() - started - tower_s)
@@ -572,6 +590,7 @@ class Engine:
     def _forget(self, group: SequenceGroup) -> PredictionCounts | None:
         """Free all that a group holds. Returns the counts of its prediction, if it has one."""
         del self.requests[group.request_id]
+        self.pace.note_end(group)
         counts = self.drafts.forget(group) if self.drafts is not None else None
         self._synchronous.discard(group.request_id)
         self._results.forget(group.sequences)

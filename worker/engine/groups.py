@@ -56,6 +56,8 @@ class Groups:
         self.state_blocks = StatefulBlockManager.of(limits) if limits.num_state_slots else None
         self.states = self.state_blocks.states if self.state_blocks is not None else None
         self.blocks = self.state_blocks or blocks or BlockManager(*sizes)
+        self.blocks.cached.max_pins = limits.max_pinned_blocks
+        self.blocks.cached.max_owner_pins = limits.max_owner_pinned_blocks
         self.input_batch = InputBatch(limits)
         self.waiting: list[deque[SequenceGroup]] = [deque() for _ in range(NUM_PRIORITIES)]
         self.running: list[SequenceGroup] = []

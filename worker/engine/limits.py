@@ -21,6 +21,7 @@ class EngineLimits:
     num_state_slots: slots for recurrent states: one for each of max_num_seqs, and more for snapshots of the prefix
     cache and for states that are swapped out; 0 for a model without such states. snapshot_interval: tokens between two
     snapshots of a prompt, a multiple of the block size.
+    max_pinned_blocks, max_owner_pinned_blocks: bounds of the pins of all calls, and of those of one API key; 0: none.
     preemption: "recompute", "swap", or "auto", which swaps groups and recomputes single sequences (paper section 4.5).
     """
 
@@ -35,6 +36,8 @@ class EngineLimits:
     preemption: str = "auto"
     num_state_slots: int = 0
     snapshot_interval: int = 256
+    max_pinned_blocks: int = 0
+    max_owner_pinned_blocks: int = 0
 
 
 class RequestRefused(ValueError):

@@ -66,6 +66,8 @@ def finish_chunks(step: Step, logits: torch.Tensor, groups: Groups) -> SamplingI
         sequence.num_computed += chunk.num_tokens
         if not group.beams or not sequence.num_output_tokens:
             groups.blocks.cache_full_blocks(sequence, sequence.num_computed)
+            if group.breakpoints and sequence.num_computed >= len(group.prompt):
+                groups.blocks.pin_breakpoints(sequence)
         ready = []
         if chunk.is_sampled:
             ready = _ready_to_sample(sequence, groups)

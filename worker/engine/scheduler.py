@@ -21,6 +21,7 @@ from collections import Counter
 
 import numpy as np
 
+from quire.shared.protocol.messages import SCORE
 from quire.worker.engine.blocks import BlockManager, CachedPrefix
 from quire.worker.engine.groups import NUM_PRIORITIES, Groups, in_order
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits, RequestRefused
@@ -32,6 +33,8 @@ from quire.worker.engine.step import DecodeBatch, PrefillChunk, Step
 WATERMARK = 0.01
 # Number of steps in a row that may leave out the lowest class, so that it always advances.
 MAX_LEFT_OUT = 8
+# Blocks that a prompt to score waits for, if the step computes them for another one.
+MIN_AWAITED_BLOCKS = 2
 
 
 class Scheduler:
@@ -293,8 +296,25 @@ class Scheduler:
             prefix = self._can_start(step, queue[0])
             if prefix is None or (blocked is not None and not self._may_pass(queue[0], blocked)):
                 break
+            if self._waits_for_beginning(step, queue[0], prefix):
+                break
             budget -= self._start(step, queue.popleft(), prefix, budget)
         return budget, not queue and blocked is None
+
+    def _waits_for_beginning(self, step: Step, group: SequenceGroup, prefix: CachedPrefix) -> bool:
+        """Return whether the step computes blocks with which a prompt to score begins: the next step finds them cached.
+
+        The prompts of a call that ranks documents have a query in common, and arrive together.
+        """
+        if group.pooling != SCORE:
+            return False
+        leader = group.unfinished[0]
+        last, end = prefix.num_tokens // self.limits.block_size + MIN_AWAITED_BLOCKS - 1, self._prefix_end(leader)
+        return any(
+            self.blocks.shares_block(leader, other, last, min(end, other.num_computed + chunk.num_tokens))
+            for chunk in step.chunks
+            if (other := chunk.sequence).group.pooling == SCORE
+        )
 
     def _can_start(self, step: Step, group: SequenceGroup) -> CachedPrefix | None:
         """Return what `_fits` does; or None, for a while, if more of the group's prefix is being read back.

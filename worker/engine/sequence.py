@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.shared.protocol.keys import PRIORITY_CLASSES
-from quire.shared.protocol.messages import PromptReport, SamplingParams
+from quire.shared.protocol.messages import CacheBreakpoint, PromptReport, SamplingParams
 from quire.shared.protocol.messages.codec import pack_token_ids
 from quire.worker.engine.seen_tokens import SeenTokens
 
@@ -316,6 +316,11 @@ class SequenceGroup:
     # One of POOLINGS if the request wants the embedding of its prompt, and generates no token.
     pooling: str = ""
     images: ImageSpans | None = None
+    # Places up to which the prompt is pinned once it is computed, and the owner of the pins.
+    breakpoints: tuple[CacheBreakpoint, ...] = ()
+    pinned_for: str = ""
+    # Tokens that this request has computed and pinned, for up to SHORT_TTL_S and for longer.
+    pinned_tokens: tuple[int, int] = (0, 0)
 
     def start(self, outputs: Mapping[int, SequenceOf[int]] | None = None) -> None:
         """Create one sequence per choice, or a single one for a beam search, which forks at each step.
@@ -341,11 +346,11 @@ class SequenceGroup:
             return None
         self.is_reported = True
         scores, self.prompt_scores = self.prompt_scores, None
-        if self.num_cached_tokens <= 0 and not self.sampling.returns_prompt:
+        if self.num_cached_tokens <= 0 and not self.sampling.returns_prompt and not any(self.pinned_tokens):
             return None
         prompt = pack_token_ids(self.prompt) if self.sampling.returns_prompt else None
         records = bytes(scores.records) if scores is not None else None
-        return PromptReport(max(0, self.num_cached_tokens), prompt, records)
+        return PromptReport(max(0, self.num_cached_tokens), prompt, records, self.pinned_tokens)
 
     @property
     def max_tokens(self) -> int:

@@ -23,6 +23,7 @@ class BlockReport:
         snapshot, columns = self.snapshot, self.snapshot.columns
         usage = snapshot.usage()
         owners: dict[int, list[str]] = {}
+        call_pins = set(snapshot.call_pins)
         for sequence in snapshot.sequences:
             for block in sequence.block_table:
                 owners.setdefault(block, []).append(f"{sequence.request_id}/{sequence.choice}")
@@ -39,6 +40,7 @@ class BlockReport:
                     "shared": len(owners.get(block, ())) > 1,
                     "cached": bool(columns.is_cached[block]),
                     "pinned": bool(columns.is_pinned[block]),
+                    "pinned_by_calls": block in call_pins,
                 }
                 for block in np.flatnonzero(columns.is_used | columns.is_cached).tolist()
             ],

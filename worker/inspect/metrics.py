@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from prometheus_client.metrics_core import Metric
 
@@ -149,6 +150,13 @@ def _engine(usage: EngineUsage) -> Iterator[Metric]:
     )
     yield counter(
         "quire_prefix_cache_hit_tokens", "Prompt tokens that the prefix cache supplied", usage.prefix_hit_tokens
+    )
+    yield gauge("quire_cache_pin_blocks", "Blocks of the prefix cache that calls have pinned", usage.cache_pin_blocks)
+    yield counter(
+        "quire_cache_pins",
+        "Blocks that calls have pinned, and pins that ended: by their time, at a bound, or because memory was needed",
+        asdict(usage.cache_pins),
+        ("event",),
     )
     yield counter("quire_prefix_cache_evictions", "Cached blocks that were evicted to free memory", usage.evictions)
     spill = usage.spill

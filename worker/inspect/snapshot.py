@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from quire.shared.protocol.views import EngineFigures
 from quire.worker.engine.engine import Engine
+from quire.worker.engine.features.pins import PinCounters
 from quire.worker.engine.image_counters import ImageCounters
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.speculation import DraftCounters
@@ -67,6 +68,9 @@ class EngineUsage(EngineFigures):
     # Blocks that the prefix cache has evicted.
     spill: SpillFigures
     images: ImageCounters
+    # Blocks that calls have pinned, now and since the start.
+    cache_pin_blocks: int
+    cache_pins: PinCounters
 
 
 class SequenceSnapshot(NamedTuple):
@@ -112,6 +116,7 @@ class Snapshot:
     sequences: list[SequenceSnapshot]
     pinned: list[PinnedBlocks]
     cached_blocks: list[int]
+    call_pins: list[int]  # blocks that calls have pinned
     counts: dict[str, Any]  # fields of EngineUsage that the engine keeps itself
 
     def usage(self) -> EngineUsage:
@@ -126,6 +131,7 @@ class Snapshot:
             block_size=size,
             blocks_total=self.limits.num_blocks,
             blocks_pinned=int(columns.is_pinned.sum()),
+            cache_pin_blocks=len(self.call_pins),
             blocks_shared=int((columns.num_owners > 1).sum()),
             slots_filled=filled,
             slots_promised=known - filled,
@@ -195,6 +201,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
         ],
         [PinnedBlocks(prefix.blocks, prefix.num_tokens) for prefix in blocks.pinned],
         blocks.known_blocks(),
+        blocks.cached.pinned(),
         {
             "blocks_used": blocks.num_blocks - blocks.num_free,
             "blocks_cached": blocks.num_cached,
@@ -218,6 +225,7 @@ def take_snapshot(engine: Engine) -> Snapshot:
             "max_prefill_tokens": min(scheduler.max_prefill_tokens, scheduler.max_num_batched_tokens),
             **(engine.groups.states.figures() if engine.groups.states else dict.fromkeys(STATE_FIGURES, 0)),
             "spill": scheduler.spill.figures() if scheduler.spill else SpillFigures(),
+            "cache_pins": replace(blocks.cached.counters),
             "images": replace(engine.images.counters) if engine.images else ImageCounters(),
             **(engine.drafts.counters.figures() if engine.drafts else NO_DRAFTS),
         },

@@ -54,6 +54,10 @@ def load_adapters(settings: WorkerSettings, name: str, model: PagedModel) -> lis
     if len(folders) > settings.max_loras:
         raise StartError(f"--lora has {len(folders)} adapters, and --max-loras is {settings.max_loras}; raise it")
     adapters = [model.load_adapter(name, folder, settings.max_lora_rank) for name, folder in folders.items()]
+    if (total := sum(adapter.nbytes for adapter in adapters)) > settings.max_lora_gb * (1 << 30):
+        raise StartError(
+            f"--lora has adapters of {total} bytes, and --max-lora-gb is {settings.max_lora_gb:g}; raise it"
+        )
     for adapter in adapters:
         log.info("adapter %s: rank %d, %d bytes, digest %s", adapter.name, adapter.rank, adapter.nbytes, adapter.digest)
     return adapters

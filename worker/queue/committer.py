@@ -22,8 +22,9 @@ from redis.exceptions import RedisError
 from quire.shared.process.backoff import Backoff
 from quire.shared.protocol.broker import Broker, Claim, ComputedTokens, PackedStep, StepCommit, StepReply
 from quire.shared.protocol.messages import StepItem, decode_items
-from quire.shared.protocol.states import OutcomeName
+from quire.shared.protocol.states import COMPLETE, OutcomeName
 from quire.worker.queue.counts import CommitCounts
+from quire.worker.queue.estimates import EstimateErrors, Started
 from quire.worker.queue.executor import Executor
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Attempt:
     log: bytearray
     spans: AttemptTrace | None = None
     is_unwatched: bool = False
+    started: Started | None = None
 
     def sent(self) -> list[StepItem]:
         """Return all items of the log, which may be longer than the limit of a frame."""
@@ -112,13 +114,21 @@ class Committer:
         # Notices of the last reply; the next commit acknowledges them.
         self._applied: tuple[tuple[str, str], ...] = ()
         self.counts = CommitCounts()
+        self.errors = EstimateErrors()
 
-    def register(self, claim: Claim, logged: Iterable[bytes], spans: AttemptTrace | None = None) -> bool:
+    def register(
+        self,
+        claim: Claim,
+        logged: Iterable[bytes],
+        spans: AttemptTrace | None = None,
+        started: Started | None = None,
+    ) -> bool:
         """Commit items of this request from now on, under the claim's attempt token and after its `logged` items.
 
+        started: of a request with one sequence that begins with its first token.
         Returns False if the request has been cancelled since the claim: it must be ended as soon as it has started.
         """
-        attempt = Attempt(claim.attempt, bytearray().join(logged), spans, claim.is_unwatched)
+        attempt = Attempt(claim.attempt, bytearray().join(logged), spans, claim.is_unwatched, started)
         self._attempts[claim.request_id] = attempt
         self._without_progress.add(claim.request_id)
         if spans is not None:
@@ -289,7 +299,10 @@ class Committer:
         for commit in commits:
             item = commit.item
             if item.outcome and item.request_id not in reply.behind and self._token(item.request_id) == commit.attempt:
-                self._forget(item.request_id).trace_end(item.outcome.name)
+                attempt = self._forget(item.request_id)
+                attempt.trace_end(item.outcome.name)
+                if attempt.started is not None and item.outcome.name in COMPLETE:
+                    self.errors.note(attempt.started, item.end, engine.status.pace)
                 self.counts.ended[item.outcome.name] += 1
         for request_id in reply.cancelled:
             if request_id in self._attempts:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -36,6 +37,7 @@ from quire.shared.redis.clients import BLOCK_S
 from quire.worker.queue.attempt_spans import spans_of
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.counts import ClaimCounts
+from quire.worker.queue.estimates import Started
 from quire.worker.queue.executor import Executor
 
 if TYPE_CHECKING:
@@ -220,7 +222,10 @@ class Consumer:
                 return
             if self._committer.runs(entry.request_id):
                 continue
-            claim = await self._broker.claim(entry, self._reader.worker_id, new_id(), self._incarnation)
+            pace = self._engine.status.pace
+            claim = await self._broker.claim(
+                entry, self._reader.worker_id, new_id(), self._incarnation, self._committer.errors.corrected(pace)
+            )
             if claim is None:
                 continue
             self.claims.note(claim)
@@ -239,7 +244,9 @@ class Consumer:
                 continue
             if request.sampling.grammar:
                 await asyncio.to_thread(self._engine.prepare, request)
-            is_wanted = self._committer.register(claim, claim.logged, spans)
+            is_plain = claim.deliveries == 1 and request.rows == 1
+            started = Started(time.monotonic(), len(request.prompt), pace) if is_plain else None
+            is_wanted = self._committer.register(claim, claim.logged, spans, started)
             if spans is not None:
                 spans.set_prompt_tokens(len(request.prompt))
             if claim.runs_alone:

@@ -303,4 +303,5 @@ class EngineThread(threading.Thread):
             waiting=groups.num_waiting,
             steps=self._engine.num_steps,
             slowest_step_s=self._slowest_step.at(time.monotonic()),
+            pace=self._engine.pace.read(),
         )

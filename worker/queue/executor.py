@@ -11,6 +11,7 @@ from typing import Protocol
 
 from quire.shared.protocol.broker import ComputedTokens, StepCommit
 from quire.shared.protocol.messages import GenerationRequest, StepItem
+from quire.shared.protocol.pace import UNKNOWN_PACE, Pace
 
 # Takes the results of a step. The computed tokens are of requests that emit nothing before their end.
 Emit = Callable[[list[StepCommit], list[ComputedTokens]], None]
@@ -27,6 +28,7 @@ class ExecutorStatus:
     waiting: int
     steps: int
     slowest_step_s: float
+    pace: Pace = UNKNOWN_PACE
 
 
 class Executor(Protocol):

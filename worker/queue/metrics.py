@@ -32,6 +32,11 @@ class QueueMetrics:
         claims, corrupt = self._claims, self._broker.corrupt
         yield counter("quire_attempts", "Requests that this worker claimed", claims.first + claims.migrated)
         yield counter("quire_migrations", "Claimed requests that continue an earlier attempt", claims.migrated)
+        yield counter(
+            "quire_hopeless_requests",
+            "Waiting requests that ended at their claim, because they could not end before their deadlines",
+            self._broker.hopeless,
+        )
         yield counter("quire_prefix_claims", "First claims of known prefixes, by way", claims.placed, ("placement",))
         yield counter(
             "quire_corrupt_messages",
@@ -55,6 +60,11 @@ class QueueMetrics:
         yield counter("quire_fenced_commits", "Attempts that a commit found superseded", counts.fenced)
         yield counter(
             "quire_worker_requests", "Requests that this worker finished, by outcome", counts.ended, ("outcome",)
+        )
+        yield histogram(
+            "quire_service_estimate_ratio",
+            "Duration of requests from their claim to their end, over what the pace of the engine let expect",
+            committer.errors.ratios,
         )
         yield histogram("quire_commit_seconds", "Duration of commits that Redis answered", counts.seconds)
         yield counter("quire_commit_requests", "Requests in commits that Redis answered", counts.requests)

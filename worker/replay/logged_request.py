@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.shared.config.command_line import CommandError
@@ -93,4 +93,6 @@ async def read_logged(broker: Broker, request_id: str) -> LoggedRequest:
             "choice among all of them cannot be repeated from these",
             "ranked",
         )
+    # A repetition pins nothing for the client.
+    request = replace(request, breakpoints=())
     return LoggedRequest(request, text(state), dict(sorted(deltas.items())), weights, files)

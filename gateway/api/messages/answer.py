@@ -58,7 +58,14 @@ class MessageDialect(Dialect):
         try:
             # A call with max_tokens 0 computes its prompt, and one token that is not in the answer.
             call = await read_call(
-                request.conversation, call, limits, renderer, sse.dumps(echo), default_max_tokens=max(max_tokens, 1)
+                request.conversation,
+                call,
+                limits,
+                renderer,
+                sse.dumps(echo),
+                default_max_tokens=max(max_tokens, 1),
+                probes=request.probes(body),
+                ttls_s=[ttl_s for _, ttl_s in request.breakpoints],
             )
         except ApiError as error:
             raise request.renamed(error) from error
@@ -101,8 +108,9 @@ class MessageAnswer(ChoiceFormat):
         self._mark: Mapping[str, Any] = {}
 
     def opening(self) -> list[str]:
-        """Return the events before the first block. The count of cached tokens is not known yet."""
+        """Return the events before the first block. The counts of cached tokens are not known yet."""
         usage = self._whole_usage({"prompt_tokens": self._prompt_tokens, "completion_tokens": 0})
+        usage["cache_creation"] = None
         message = {**self._message, "content": [], **_ended(None), "usage": usage}
         return [
             event("message_start", sse.dumps({"type": "message_start", "message": message})),
@@ -157,11 +165,12 @@ class MessageAnswer(ChoiceFormat):
         return _ended("stop_sequence", stop_reason) if isinstance(stop_reason, str) else _ended("end_turn")
 
     def _usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the usage in the names of this API, in which the input tokens do not include cached ones."""
+        """Return the usage in the names of this API: the input tokens are those that were neither cached nor pinned."""
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        created = sum(usage.get("pinned_tokens", ()))
         return {
-            "input_tokens": usage["prompt_tokens"] - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": usage["prompt_tokens"] - cached - created,
+            "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"] if self._max_tokens else 0,
             "output_tokens_details": None,
@@ -170,10 +179,10 @@ class MessageAnswer(ChoiceFormat):
 
     def _whole_usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """Return the usage with the fields that do not change while the answer grows."""
-        created = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+        short, long = usage.get("pinned_tokens", (0, 0))
         return {
             **self._usage(usage),
-            "cache_creation": created,
+            "cache_creation": {"ephemeral_5m_input_tokens": short, "ephemeral_1h_input_tokens": long},
             "service_tier": self._tier,
             "inference_geo": None,
         }
@@ -230,7 +239,7 @@ ANSWERS: Schema = {
     "MessageUsage": closed(
         {
             **_USAGE,
-            "cache_creation": _CACHE_CREATION,
+            "cache_creation": or_null(_CACHE_CREATION),
             "service_tier": OneOf(tuple(TIERS.values())),
             "inference_geo": NULL,
         }

@@ -127,7 +127,7 @@ def clear_thinking(messages: Sequence[Message], keep: int) -> list[Message]:
 
 
 def check_cache_control(name: str, value: Any) -> None:
-    """Check a marker for the prompt cache. The marker has no effect: full blocks of a prompt are always cached."""
+    """Check a marker, which `breakpoints.py` reads. The `scope` has no effect. Raises InvalidRequest."""
     if type(value) is not dict:
         raise invalid(name, 'an object like {"type": "ephemeral"}', value)
     for key, item in value.items():

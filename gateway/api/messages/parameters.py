@@ -225,8 +225,8 @@ _OF_THE_PROMPT: dict[str, Parameter] = {
         read=cache_control,
         kind='object like `{"type": "ephemeral"}`',
         schema=CACHE_CONTROL,
-        help="accepted here, and in blocks and tools: full blocks of every prompt are cached, with or without it, "
-        "until their memory is needed",
+        help="pins the prompt up to the last block for the `ttl` (`5m` or `1h`), as it does in a block or a tool up to "
+        "this one; see [cache breakpoints](#cache-breakpoints)",
     ),
 }
 CREATE: dict[str, Parameter] = {

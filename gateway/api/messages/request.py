@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.gateway.api.call import Call
+from quire.gateway.api.messages.breakpoints import Path, probed, read_breakpoints
 from quire.gateway.api.messages.content import clear_thinking, read_messages, read_system
 from quire.gateway.api.messages.parameters import ALL, REFUSED, WITHOUT_EFFECT
 from quire.gateway.api.messages.tools import read_tool_choice, read_tools
@@ -16,7 +17,7 @@ from quire.gateway.errors.api_errors import ApiError, ContextExceeded, refused
 from quire.gateway.model.conversation import Conversation
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.output.given_grammar import GivenGrammar
-from quire.gateway.output.tools import ToolChoice, ToolMode
+from quire.gateway.output.tools import Tool, ToolChoice, ToolMode
 from quire.shared.protocol.keys import DEFAULT_CLASS
 from quire.shared.protocol.sampling_params import Parameter
 from quire.shared.text.chat_template import Message
@@ -34,13 +35,20 @@ class MessageRequest:
     """A body that was read.
 
     given: the parameters in their final form. no_effect: names of fields without effect. tool_places: the place in
-    `tools` of each tool of the conversation.
+    `tools` of each tool of the conversation. breakpoints: see `read_breakpoints`.
     """
 
     given: Mapping[str, Any]
     conversation: Conversation
     no_effect: tuple[str, ...]
     tool_places: tuple[int, ...]
+    breakpoints: tuple[tuple[Path, int], ...] = ()
+
+    def probes(self, body: Mapping[str, Any]) -> Iterator[Conversation]:
+        """Yield the conversation for each breakpoint, with a mark after its block. body: that was read."""
+        for path, _ in self.breakpoints:
+            messages, tools = _read_prompt(probed(body, path), self.given, [])
+            yield replace(self.conversation, messages=messages, tools=tuple(tools.values()))
 
     def call(self, defaults: Mapping[str, float]) -> Call:
         """Return the call without its prompt and without `max_tokens`, which is only an upper bound here.
@@ -91,14 +99,7 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
         raise refused("thread", NO_THREADS, code="thread_unsupported_request")
     given = read(body, {**table, **WITHOUT_EFFECT}, REFUSED)
     no_effect = [name for name in WITHOUT_EFFECT if name in given]
-    messages = read_messages(body["messages"], no_effect)
-    if not messages:
-        raise refused("messages", "messages has no content; give it at least one message of the user.")
-    if given.get("context_management", ALL) < ALL:
-        messages = clear_thinking(messages, given["context_management"])
-    if "system" in given:
-        messages = _with_system(read_system(given["system"], no_effect), messages)
-    tools = read_tools(given["tools"], no_effect) if "tools" in given else {}
+    messages, tools = _read_prompt(body, given, no_effect)
     choice = ToolChoice()
     if "tool_choice" in given:
         choice = read_tool_choice(given["tool_choice"], tuple(tools.values()))
@@ -117,9 +118,24 @@ def read_request(body: Mapping[str, Any], table: Mapping[str, Parameter], model:
         ),
         no_effect=tuple(dict.fromkeys(no_effect)),
         tool_places=tuple(tools),
+        breakpoints=tuple(read_breakpoints(body)),
     )
     _check_continuation(request)
     return request
+
+
+def _read_prompt(
+    body: Mapping[str, Any], given: Mapping[str, Any], no_effect: list[str]
+) -> tuple[list[Message], dict[int, Tool]]:
+    """Return the messages, and the tools by place. Raises InvalidRequest."""
+    messages = read_messages(body["messages"], no_effect)
+    if not messages:
+        raise refused("messages", "messages has no content; give it at least one message of the user.")
+    if given.get("context_management", ALL) < ALL:
+        messages = clear_thinking(messages, given["context_management"])
+    if "system" in given:
+        messages = _with_system(read_system(body["system"], no_effect), messages)
+    return messages, read_tools(body["tools"], no_effect) if "tools" in given else {}
 
 
 def _with_system(system: list[Message], messages: list[Message]) -> list[Message]:

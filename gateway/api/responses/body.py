@@ -57,7 +57,7 @@ class ResponseBody:
             f'"completed_at":null,"model":{sse.quote(metadata.model_name(model.name))},'
         )
         # The fields that repeat the call; the answer is written around them without parsing them.
-        self._tail = metadata.echo[1:]
+        self._tail = split_echo(metadata.echo)[0][1:]
         self._mark = ""
 
     def mark(self) -> None:
@@ -70,7 +70,7 @@ class ResponseBody:
 
     def ended(self, output: OutputItems, usage: dict[str, Any]) -> str:
         """Return a complete or incomplete response."""
-        return self._write(end_status(output), output, usage=sse.dumps(_usage(usage)))
+        return self._write(end_status(output), output, usage=sse.dumps(usage_of(usage)))
 
     def failed(self, output: OutputItems, error: ApiError) -> str:
         """Return a response that failed or was cancelled."""
@@ -98,12 +98,30 @@ def end_status(output: OutputItems) -> ResponseStatus:
     return ResponseStatus.INCOMPLETE if output.is_cut else ResponseStatus.COMPLETED
 
 
+def joined_echo(fields: str, compaction: str) -> str:
+    """Return what the metadata of a response has: JSON of the fields that repeat the call, and on another line the
+    content of the compaction that the output begins with, if there is one."""
+    return f"{fields}\n{compaction}" if compaction else fields
+
+
+def split_echo(echo: str) -> tuple[str, str]:
+    """Return the two texts of `joined_echo`."""
+    fields, _, compaction = echo.partition("\n")
+    return fields, compaction
+
+
+def fields_of(metadata: CallMetadata) -> dict[str, Any]:
+    """Return the fields of a response that repeat its call."""
+    fields: dict[str, Any] = json.loads(split_echo(metadata.echo)[0])
+    return fields
+
+
 def is_stored(metadata: CallMetadata) -> bool:
     """Return True if the response may be read after its own call."""
-    return bool(json.loads(metadata.echo)["store"])
+    return bool(fields_of(metadata)["store"])
 
 
-def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+def usage_of(usage: dict[str, Any]) -> dict[str, Any]:
     """Return the token counts under the names of this API."""
     prompt, completion = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return {
@@ -115,7 +133,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_OUTPUT_ITEM = record(id=TEXT, type=OneOf(tuple(ItemType)), status=OneOf(tuple(ItemStatus)))
+_OUTPUT_ITEM = record({"status": OneOf(tuple(ItemStatus))}, id=TEXT, type=OneOf(tuple(ItemType)))
 _USAGE = record(
     input_tokens=COUNT,
     input_tokens_details=ANY_OBJECT,
@@ -138,6 +156,7 @@ ANSWERS: dict[str, Schema] = {
         output=array(_OUTPUT_ITEM),
         usage=or_null(_USAGE),
         background=FLAG,
+        conversation=or_null(record(id=TEXT)),
         frequency_penalty=NUMBER,
         instructions=or_null(TEXT),
         max_output_tokens=or_null(COUNT),
@@ -171,6 +190,13 @@ ANSWERS: dict[str, Schema] = {
         },
         type=TEXT,
         sequence_number=COUNT,
+    ),
+    "ResponseCompaction": record(
+        id=TEXT,
+        object={"const": "response.compaction"},
+        created_at=COUNT,
+        output=array(record(id=TEXT, type=TEXT)),
+        usage=_USAGE,
     ),
     "ResponseTokens": record(object={"const": "response.input_tokens"}, input_tokens=COUNT),
     "ResponseDeletion": record(id=TEXT, object={"const": "response"}, deleted={"const": True}),

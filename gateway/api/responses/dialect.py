@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
 from quire.gateway.api.call import Call
-from quire.gateway.api.conversation import read_call
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
 from quire.gateway.api.responses.events import START, ResponseEvents
-from quire.gateway.api.responses.images import files_of, read_images, stored_items
-from quire.gateway.api.responses.items import Item, droppable, without_oldest
+from quire.gateway.api.responses.images import digests_of, files_of, read_images, set_images, stored_items
+from quire.gateway.api.responses.items import Item, with_own_ids
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, item_place, not_found, output_of, packed
+from quire.gateway.api.responses.summaries import (
+    Summarise,
+    compacted_call,
+    compacting_call,
+    fitting_call,
+    read_compact_request,
+    read_summary,
+)
 from quire.gateway.api.resume import StoredCall
 from quire.gateway.errors.api_errors import InvalidRequest, NotFound, refused
 from quire.gateway.model.renderer import Renderer
@@ -33,6 +40,26 @@ from quire.gateway.stream.writer import AnswerFormat, EventRenderer
 MAX_REFERENCED = 64
 # Names of parameters in errors of the common code, and the names of this API.
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+
+
+class JoinedConversation(Protocol):
+    """A conversation that a call continues. version: of the items that the caller has read."""
+
+    id: str
+    version: str
+    items: list[Item]
+
+    async def files(self, digests: Iterable[str]) -> dict[str, bytes]:
+        """Return files of its images by digest. Raises ApiError."""
+        ...
+
+
+class Conversations(Protocol):
+    """The conversations of one owner."""
+
+    async def join(self, conversation_id: str) -> JoinedConversation:
+        """Return a conversation that no other response continues. Raises ApiError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +76,19 @@ class ResponseDialect(Dialect):
     name = DIALECT
     prefix = PREFIX
 
-    def __init__(self, store: ResponseStore, storage: StorageLimits) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        storage: StorageLimits,
+        conversations: Conversations | None = None,
+        summarise: Summarise | None = None,
+    ) -> None:
+        """conversations: those that calls may continue. summarise: see `Summarise`. Calls without them have no such
+        parameter."""
         self.store = store
         self._storage = storage
+        self._conversations = conversations
+        self._summarise = summarise
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call, after the conversation of the previous response. Raises ApiError."""
@@ -63,20 +100,35 @@ class ResponseDialect(Dialect):
 
     async def _read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer, may_store: bool) -> Call:
         request = read_request(body, limits, renderer.model.template)
-        is_stored = request.is_stored and may_store
         request.call.check(limits)
-        before = await self.store.whole_conversation(request.previous) if request.previous else []
+        if request.compact_threshold and may_store and self._summarise is None:
+            raise refused("context_management", "context_management is not supported here; leave it out.")
+        before, joined = await self._before(request)
+        # The items of a conversation are read from the stored response when it has ended.
+        is_stored = may_store and (request.is_stored or joined is not None)
         request = request.following(before)
         echo = request.echo()
         items = before + await self._resolved(request.items, before)
+        if joined is not None:
+            items = with_own_ids(items)
         await read_images(request.items, before, renderer)
-        if before:
+        if joined is not None:
+            set_images(before, await joined.files(digests_of(before)))
+        elif before:
             await self.store.load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
-            call = await _fitting_call(request, items, limits, renderer, echo)
+            if request.compacts:
+                call = await compacting_call(request, items, limits, renderer, echo)
+            else:
+                call = await fitting_call(request, items, limits, renderer, echo)
+            most = request.compact_threshold
+            if self._summarise and may_store and not request.compacts and 0 < most < call.about.prompt_tokens:
+                call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error
+        if joined is not None and may_store:
+            call = replace(call, joins=(joined.id, joined.version))
         return replace(
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
@@ -85,6 +137,38 @@ class ResponseDialect(Dialect):
             files=files_of(items) if is_stored else call.files,
             chain=items[0]["id"] if items and (is_stored or request.previous) else "",
         )
+
+    async def read_compaction(
+        self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer
+    ) -> tuple[list[Item], Call]:
+        """Return the items that a body of /v1/responses/compact names, and the call that asks for their summary.
+
+        Raises ApiError.
+        """
+        request = read_compact_request(body, limits, renderer)
+        before, _ = await self._before(request)
+        request = request.following(before)
+        items = before + await self._resolved(request.items, before)
+        if not items:
+            raise refused("input", "input is empty: there is nothing to compact.")
+        await read_images(request.items, before, renderer)
+        if before:
+            await self.store.load_images(request.previous, before)
+        try:
+            return items, await read_summary(body, items, limits, renderer, request.call.no_effect)
+        except InvalidRequest as error:
+            raise _renamed(error) from error
+
+    async def _before(self, request: ResponseRequest) -> tuple[list[Item], JoinedConversation | None]:
+        """Return the items before the input, whose images have no files yet. Raises ApiError."""
+        if request.previous:
+            return await self.store.whole_conversation(request.previous), None
+        if not request.conversation_id:
+            return [], None
+        if self._conversations is None:
+            raise refused("conversation", "conversation is not supported here; send the items in input.")
+        joined = await self._conversations.join(request.conversation_id)
+        return joined.items, joined
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
         return ResponseEvents(call_id, model, metadata)
@@ -160,41 +244,15 @@ class ResponseDialect(Dialect):
         data = json.dumps(stored_items(items), ensure_ascii=False, separators=(",", ":")).encode()
         limit = self._storage.conversation_bytes
         if len(data) > limit:
-            name = "previous_response_id" if request.previous else "input"
+            name = (
+                "previous_response_id" if request.previous else "conversation" if request.conversation_id else "input"
+            )
             raise refused(
                 name,
                 f"{name} makes a conversation of {len(data)} bytes; at most {limit} are stored (this server's setting "
                 "--max-conversation-bytes). Send store: false, or begin a new conversation.",
             )
         return data
-
-
-async def _fitting_call(
-    request: ResponseRequest, items: Sequence[Item], limits: RequestLimits, renderer: Renderer, echo: str
-) -> Call:
-    """Return the call with all items, or, with `truncation: auto`, without the oldest ones that do not fit."""
-    try:
-        return await read_call(request.conversation(items), request.call, limits, renderer, echo)
-    except InvalidRequest as error:
-        if error.code != "context_length_exceeded" or not request.is_truncated:
-            raise
-        refusal = error
-    # The smallest number of dropped items that is enough; fewer tries than there are bits in the number of items.
-    low, high = 1, droppable(items)
-    call: Call | None = None
-    while low <= high:
-        count = (low + high) // 2
-        conversation = request.conversation(without_oldest(items, count))
-        try:
-            call = await read_call(conversation, request.call, limits, renderer, echo)
-            high = count - 1
-        except InvalidRequest as error:
-            if error.code != "context_length_exceeded":
-                raise
-            low = count + 1
-    if call is None:
-        raise refusal
-    return call
 
 
 def _renamed(error: InvalidRequest) -> InvalidRequest:

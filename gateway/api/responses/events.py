@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status
+from quire.gateway.api.responses.body import ResponseBody, ResponseStatus, end_status, split_echo
 from quire.gateway.api.responses.output_items import ItemChange, ItemStatus, ItemType, OutputItem, OutputItems
 from quire.gateway.api.responses.tools import function_names
 from quire.gateway.errors.api_errors import ApiError, Cancelled, DeadlinePassed, GenerationFailed
@@ -34,7 +34,8 @@ class ResponseEvents:
 
     def __init__(self, call_id: str, model: ServedModel, metadata: CallMetadata, after: int = START) -> None:
         self.body = ResponseBody(call_id, model, metadata)
-        self.output = OutputItems(call_id, model.token_texts, function_names(metadata.echo))
+        fields, compaction = split_echo(metadata.echo)
+        self.output = OutputItems(call_id, model.token_texts, function_names(fields), compaction)
         self._is_background = metadata.is_background
         self._after = after
         # The number of the next event.
@@ -45,7 +46,11 @@ class ResponseEvents:
         statuses = [("created", first), ("in_progress", ResponseStatus.IN_PROGRESS)]
         if self._is_background:
             statuses.insert(1, ("queued", first))
-        return self._all((f"response.{name}", f'"response":{self.body.running(status)}') for name, status in statuses)
+        events = [(f"response.{name}", f'"response":{self.body.running(status)}') for name, status in statuses]
+        for item in self.output.items:  # a compaction
+            place = f'"output_index":{item.index},"item":{item.json()}'
+            events += [("response.output_item.added", place), ("response.output_item.done", place)]
+        return self._all(events)
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:
         return "".join(self.parts(index, (AnswerPart(PartKind.CONTENT, text),), logprobs))
@@ -125,6 +130,8 @@ def _events_of(change: ItemChange) -> list[tuple[str, str]]:
     """Return the events of one change, each as its type and its fields."""
     item = change.item
     place = item.place
+    if item.type == ItemType.COMPACTION and change.delta is not None:
+        return [("response.compaction.compacting", place)]
     kind, part = _NAMES[item.type]
     if item.type != ItemType.FUNCTION_CALL:
         place += ',"content_index":0'
@@ -132,6 +139,8 @@ def _events_of(change: ItemChange) -> list[tuple[str, str]]:
         logprobs = f',"logprobs":[{",".join(change.logprobs)}]' if item.type == ItemType.MESSAGE else ""
         return [(f"{kind}.delta", f'{place},"delta":{sse.quote(change.delta)}{logprobs}')]
     whole = f'"output_index":{item.index},"item":{item.json()}'
+    if item.type == ItemType.COMPACTION:
+        return [("response.output_item.done" if change.is_end else "response.output_item.added", whole)]
     if not change.is_end:
         events = [("response.output_item.added", whole)]
         if part:
@@ -155,4 +164,5 @@ _NAMES = {
     ItemType.MESSAGE: ("response.output_text", True),
     ItemType.REASONING: ("response.reasoning_text", True),
     ItemType.FUNCTION_CALL: ("response.function_call_arguments", False),
+    ItemType.COMPACTION: ("response.compaction", False),
 }

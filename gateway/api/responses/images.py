@@ -96,6 +96,18 @@ def shown_items(items: Sequence[Item], files: Mapping[str, bytes] | None) -> lis
     return [_changed(item, shown) for item in items]
 
 
+def given_items(items: Sequence[Item]) -> list[Item]:
+    """Return items, whose images were read, as a client can send them in another call."""
+
+    def given(part: dict[str, Any]) -> dict[str, Any]:
+        image, url = part[IMAGE], part["image_url"]
+        if url and url[: len(_DATA)].lower() == _DATA:
+            url = f"{_DATA}{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+        return {key: value for key, value in part.items() if key not in (WHERE, IMAGE)} | {"image_url": url}
+
+    return [_changed(item, given) for item in items]
+
+
 def _stored(part: dict[str, Any]) -> dict[str, Any]:
     image, url = part[IMAGE], part["image_url"]
     if url and url[: len(_DATA)].lower() == _DATA:

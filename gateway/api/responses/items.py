@@ -9,6 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.chat_messages import CALL_ID, DETAILS, ROLES
+from quire.gateway.api.responses.compaction import (
+    COMPACTION,
+    SUMMARY,
+    TRIGGER,
+    Compaction,
+    broken_compaction,
+    is_foreign,
+)
 from quire.gateway.api.responses.tools import FunctionName, read_response_tools
 from quire.gateway.api.tools import tool_name
 from quire.gateway.errors.api_errors import invalid, of_check, only, refused
@@ -25,13 +33,22 @@ MAX_ITEMS = 10_000
 INPUT_SCHEMA = any_of(TEXT, array(ANY_OBJECT, high=MAX_ITEMS))
 MAX_ITEM_ID_LENGTH = 256
 ADDITIONAL_TOOLS = "additional_tools"
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", ADDITIONAL_TOOLS, "item_reference")
+# Types of the items that a compaction may keep.
+KEPT_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    COMPACTION,
+    ADDITIONAL_TOOLS,
+    "item_reference",
+)
 # Ends of the types of calls, and of their outputs, of tools that only other servers have, such as `web_search_call`.
 _FOREIGN_ENDS = ("_call", "_call_output")
 # Other items that threads have which began at another server.
 _FOREIGN = (
     "agent_message",
-    "compaction",
     "context_compaction",
     "mcp_approval_request",
     "mcp_approval_response",
@@ -40,6 +57,8 @@ _FOREIGN = (
     "program_output",
     "tool_search_output",
 )
+# Notes that Codex writes into items for a provider with the name OpenAI; they are left out.
+_OF_CODEX = "internal_chat_message_metadata_passthrough"
 _STATUS = OneOf(("in_progress", "completed", "incomplete"))
 # Keys of each type besides `type`, `id` and `status`. The keys of the second group are kept with the item, and the
 # model does not see them.
@@ -48,6 +67,7 @@ _KEYS = {
     "function_call": (("call_id", "namespace", "name", "arguments", "caller"), ("created_by",)),
     "function_call_output": (("call_id", "output", "caller"), ("created_by", "namespace", "name")),
     "reasoning": (("content", "summary"), ("encrypted_content", "created_by")),
+    COMPACTION: (("encrypted_content",), ("created_by",)),
     ADDITIONAL_TOOLS: (("role", "tools"), ()),
     "item_reference": ((), ()),
 }
@@ -65,7 +85,7 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
     out: their names are added to `skipped`, each with the reason.
     """
     if type(value) is str:
-        return [_user_message(value)] if value else []
+        return [user_message(value)] if value else []
     if type(value) is not list:
         raise invalid(name, "a string or an array of items", value)
     if len(value) > MAX_ITEMS:
@@ -75,7 +95,9 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
         for index, item in enumerate(value):
             at = f"{name}[{index}]"
             kind = item.get("type") if type(item) is dict else None
-            if type(kind) is not str or kind in ITEM_TYPES or not (kind in _FOREIGN or kind.endswith(_FOREIGN_ENDS)):
+            if kind == COMPACTION and skipped is not None and is_foreign(item.get("encrypted_content")):
+                skipped.append((at, "another server has made this compaction; the model does not see it"))
+            elif type(kind) is not str or kind in ITEM_TYPES or not (kind in _FOREIGN or kind.endswith(_FOREIGN_ENDS)):
                 items.append(_item(at, item))
             elif skipped is not None:
                 skipped.append((at, f"this server has no items of the type {shown(kind)}; the model does not see it"))
@@ -84,15 +106,26 @@ def read_items(name: str, value: Any, skipped: list[tuple[str, str]] | None = No
         raise of_check(error) from None
 
 
-def _user_message(text: str) -> Item:
+def user_message(text: str) -> Item:
     content = [{"type": "input_text", "text": text}]
     return {"type": "message", "id": f"msg_{new_id()}", "status": "completed", "role": "user", "content": content}
+
+
+def without_trigger(value: Any) -> tuple[Any, bool]:
+    """Return an input without the item at its end that asks for a compaction, and whether it has one."""
+    last = value[-1] if type(value) is list and value else None
+    if type(last) is not dict or last.get("type") != TRIGGER:
+        return value, False
+    only(f"input[{len(value) - 1}]", last, ("type", "id"))
+    return value[:-1], True
 
 
 def _item(name: str, value: Any) -> Item:
     if type(value) is not dict:
         raise invalid(name, "an object", value)
     kind = value.get("type", "message" if "role" in value else "item_reference" if "id" in value else None)
+    if kind == TRIGGER:
+        raise refused(f"{name}.type", f"{name}.type is {TRIGGER}, which only the last item of the input may have.")
     if type(kind) is not str or kind not in ITEM_TYPES:
         raise refused(
             f"{name}.type",
@@ -102,7 +135,7 @@ def _item(name: str, value: Any) -> Item:
         )
     seen, kept = _KEYS[kind]
     for key, entry in value.items():
-        if key not in ("type", "id", "status", *seen, *kept) and entry is not None:
+        if key not in ("type", "id", "status", _OF_CODEX, *seen, *kept) and entry is not None:
             raise refused(
                 f"{name}.{key[:80]}",
                 f"{name}.{key[:80]} is not supported in an item of the type {kind}; leave it out.",
@@ -117,7 +150,8 @@ def _item(name: str, value: Any) -> Item:
         item["id"] = f"{_PREFIXES[kind]}{new_id()}"
     if kind == "item_reference":
         return item
-    item["status"] = _STATUS(f"{name}.status", value["status"]) if value.get("status") is not None else "completed"
+    if kind != COMPACTION:
+        item["status"] = _STATUS(f"{name}.status", value["status"]) if value.get("status") is not None else "completed"
     _READERS[kind](name, value, item)
     for key in kept:
         if value.get(key) is not None:
@@ -222,11 +256,24 @@ def _read_reasoning(name: str, value: Mapping[str, Any], item: Item) -> None:
         item[key] = texts
 
 
+def _read_compaction(name: str, value: Mapping[str, Any], item: Item) -> None:
+    """Check a compaction of this server, which any client may have written: it is as much theirs as a message."""
+    at = f"{name}.encrypted_content"
+    item["encrypted_content"] = Text()(at, value.get("encrypted_content"))
+    compaction = Compaction.read(at, item["encrypted_content"])
+    if compaction.kept is not None:
+        if any(type(kept) is not dict or kept.get("type") not in KEPT_TYPES for kept in compaction.kept):
+            raise broken_compaction(at)
+        kept = kept_by_compaction(read_items(at, compaction.kept))
+        item["encrypted_content"] = Compaction(compaction.summary, kept).encode()
+
+
 _READERS: dict[str, Callable[[str, Mapping[str, Any], Item], None]] = {
     "message": _read_message,
     "function_call": _read_function_call,
     "function_call_output": _read_function_call_output,
     "reasoning": _read_reasoning,
+    COMPACTION: _read_compaction,
     ADDITIONAL_TOOLS: _read_additional_tools,
 }
 _PREFIXES = {
@@ -234,8 +281,74 @@ _PREFIXES = {
     "function_call": "fc_",
     "function_call_output": "fco_",
     "reasoning": "rs_",
+    COMPACTION: "cmp_",
     ADDITIONAL_TOOLS: "at_",
 }
+
+
+def shown_to_model(items: Sequence[Item]) -> list[Item]:
+    """Return the items with the summary in place of each compaction, and without what a compaction replaces.
+
+    A compaction that keeps items replaces all items before it but the messages of the system at the beginning.
+    """
+    found: list[Item] = []
+    for item in items:
+        if item["type"] != COMPACTION:
+            found.append(item)
+            continue
+        compaction = Compaction.read("input", item["encrypted_content"])
+        if compaction.kept is not None:
+            found = found[: head_of(found)]
+        found += [summary_message(compaction.summary), *(compaction.kept or ())]
+    return found
+
+
+def summary_message(summary: str) -> Item:
+    """Return the message that tells the model a summary."""
+    return user_message(SUMMARY + summary)
+
+
+def with_own_ids(items: Sequence[Item]) -> list[Item]:
+    """Return the items; one with the id of an item before it, such as a repeated one, gets another id."""
+    seen: set[str] = set()
+    found = []
+    for item in items:
+        if item["id"] in seen:
+            item = item | {"id": f"{_PREFIXES[item['type']]}{new_id()}"}
+        seen.add(item["id"])
+        found.append(item)
+    return found
+
+
+def divided(items: Sequence[Item]) -> tuple[list[Item], list[Item], list[Item]]:
+    """Return the messages of the system at the beginning, the items that a summary may replace, and the last step.
+
+    The last step is what the model answers: the last messages of the user, or the last outputs with their calls.
+    """
+    head, at = head_of(items), len(items)
+    while at > head and items[at - 1]["type"] == "function_call_output":
+        at -= 1
+    if at < len(items):
+        while at > head and items[at - 1]["type"] in ("function_call", "reasoning"):
+            at -= 1
+    else:
+        while at > head and items[at - 1].get("role") in ("user", "system", "developer"):
+            at -= 1
+    return list(items[:head]), list(items[head:at]), list(items[at:])
+
+
+def kept_by_compaction(items: Sequence[Item]) -> list[Item]:
+    """Return items as a compaction keeps them: a text stands for each image."""
+
+    def text_of(part: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "input_text", "text": "[image]"} if part["type"] == "input_image" else part
+
+    kept = []
+    for item in items:
+        if item["type"] in KEPT_TYPES:
+            lists = {key: item[key] for key in ("content", "output") if type(item.get(key)) is list}
+            kept.append(item | {key: [text_of(part) for part in parts] for key, parts in lists.items()})
+    return kept
 
 
 def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
@@ -249,7 +362,7 @@ def messages_of(instructions: str, items: Sequence[Item]) -> list[Message]:
     messages: list[dict[str, Any]] = []
     calls: set[str] = set()
     reasoning = ""
-    for index, item in enumerate(items):
+    for index, item in enumerate(shown_to_model(items)):
         kind = item["type"]
         if kind == ADDITIONAL_TOOLS:
             continue
@@ -319,7 +432,7 @@ def without_oldest(items: Sequence[Item], count: int) -> list[Item]:
 
     An output whose function call is dropped is dropped as well.
     """
-    head = _head(items)
+    head = head_of(items)
     rest = items[head + count :]
     calls = {item["call_id"] for item in rest if item["type"] == "function_call"}
     kept = [item for item in rest if item["type"] != "function_call_output" or item["call_id"] in calls]
@@ -328,10 +441,10 @@ def without_oldest(items: Sequence[Item], count: int) -> list[Item]:
 
 def droppable(items: Sequence[Item]) -> int:
     """Return the largest `count` for `without_oldest`: the last item stays."""
-    return max(0, len(items) - _head(items) - 1)
+    return max(0, len(items) - head_of(items) - 1)
 
 
-def _head(items: Sequence[Item]) -> int:
+def head_of(items: Sequence[Item]) -> int:
     """Return the number of messages of the system at the beginning."""
     head = 0
     while head < len(items) and items[head].get("role") in ("system", "developer"):

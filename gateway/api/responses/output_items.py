@@ -7,11 +7,12 @@ alone, so every gateway makes the same items and the same ids.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from quire.gateway.api.logprobs import token_entries
+from quire.gateway.api.responses.compaction import COMPACTION, KEEPS, REPLACES, Compaction
 from quire.gateway.api.responses.tools import FunctionName
 from quire.gateway.model.token_texts import TokenTexts
 from quire.gateway.output.parts import AnswerPart, PartKind, is_complete
@@ -27,6 +28,8 @@ class ItemType(StrEnum):
     MESSAGE = "message"
     REASONING = "reasoning"
     FUNCTION_CALL = "function_call"
+    # What was compacted before the answer.
+    COMPACTION = COMPACTION
 
 
 class ItemStatus(StrEnum):
@@ -47,7 +50,12 @@ _TYPES = {
 NO_NAMES: Mapping[str, FunctionName] = {}
 # Reasons for which an answer ends too early.
 CUT = (OutcomeName.LENGTH, OutcomeName.REPETITION)
-_PREFIXES = {ItemType.MESSAGE: "msg_", ItemType.REASONING: "rs_", ItemType.FUNCTION_CALL: "fc_"}
+_PREFIXES = {
+    ItemType.MESSAGE: "msg_",
+    ItemType.REASONING: "rs_",
+    ItemType.FUNCTION_CALL: "fc_",
+    ItemType.COMPACTION: "cmp_",
+}
 
 
 @dataclass(slots=True)
@@ -80,6 +88,9 @@ class OutputItem:
 
     def json(self) -> str:
         """Return the item in the form of the API."""
+        if self.type == ItemType.COMPACTION:
+            content = "" if self.status == ItemStatus.IN_PROGRESS else self.text
+            return f'{{"id":{sse.quote(self.id)},"type":"compaction","encrypted_content":{sse.quote(content)}}}'
         head = f'{{"id":{sse.quote(self.id)},"type":"{self.type}","status":"{self.status}"'
         if self.type == ItemType.FUNCTION_CALL:
             space = f'"namespace":{sse.quote(self.namespace)},' if self.namespace else ""
@@ -111,8 +122,12 @@ class ItemChange(NamedTuple):
 class OutputItems:
     """The items of one response."""
 
-    def __init__(self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES) -> None:
-        """names: of functions within namespaces, by the name that the model knows."""
+    def __init__(
+        self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES, compaction: str = ""
+    ) -> None:
+        """names: of functions within namespaces, by the name that the model knows. compaction: content of
+        the first item; KEEPS or REPLACES if the answer is a summary; empty for none.
+        """
         self._call_id = call_id
         self._texts = texts
         self._names = names
@@ -123,6 +138,16 @@ class OutputItems:
         self.open: OutputItem | None = None
         # The finish reason of the answer; empty while it runs.
         self.finish_reason = ""
+        # The type of the item that a part of each kind belongs to; other parts are left out.
+        self._types = _TYPES
+        self._summary = Compaction("", [] if compaction == REPLACES else None)
+        if compaction in (KEEPS, REPLACES):
+            self._types = {PartKind.CONTENT: ItemType.COMPACTION}
+        elif compaction:
+            item_id = f"{_PREFIXES[ItemType.COMPACTION]}{call_id}_0"
+            first = OutputItem(0, ItemType.COMPACTION, item_id, status=ItemStatus.COMPLETED)
+            first.texts.append(compaction)
+            self.items.append(first)
 
     def push(self, parts: Sequence[AnswerPart], scored: ScoredTokens | None = None) -> Iterator[ItemChange]:
         """Add the parts that one token made certain; yield the changes, which must be consumed."""
@@ -132,7 +157,8 @@ class OutputItems:
         for part in parts:
             if not part.text and part.kind != PartKind.CALL:
                 continue
-            kind = _TYPES[part.kind]
+            if (kind := self._types.get(part.kind)) is None:
+                continue
             begins = part.kind == PartKind.CALL or self.open is None or self.open.type != kind
             if begins:
                 yield from self._end(ItemStatus.COMPLETED)
@@ -178,7 +204,10 @@ class OutputItems:
 
     @property
     def is_cut(self) -> bool:
-        """True if the answer reached its token limit, repeated itself, or ended inside of a function call."""
+        """True if the answer reached its token limit, repeated itself, ended inside of a function call, or is a summary
+        without text."""
+        if self._types is not _TYPES and not self.items:
+            return True
         return self.finish_reason in CUT or any(item.status == ItemStatus.INCOMPLETE for item in self.items)
 
     def fail(self) -> None:
@@ -213,6 +242,8 @@ class OutputItems:
     def _end(self, status: ItemStatus) -> Iterator[ItemChange]:
         if self.open is not None:
             item, self.open = self.open, None
+            if item.type == ItemType.COMPACTION:
+                item.texts = [replace(self._summary, summary=item.text.strip()).encode()]
             item.status = status
             yield ItemChange(item, is_end=True)
 

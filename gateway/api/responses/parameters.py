@@ -15,6 +15,7 @@ from quire.gateway.api.parameters import (
     anything,
     read_named_schema,
 )
+from quire.gateway.api.responses.compaction import CARRIED
 from quire.gateway.api.responses.items import INPUT_SCHEMA, MAX_ITEMS
 from quire.gateway.api.responses.tools import (
     MAX_GIVEN_TOOLS,
@@ -30,6 +31,7 @@ from quire.shared.config.validators import Flag, Integer, OneOf, Text
 from quire.shared.protocol.sampling_params import MAX_OUTPUT_TOKENS, PARAMETERS, Parameter
 
 MAX_RESPONSE_ID_LENGTH = 64
+MAX_CONVERSATION_ID_LENGTH = 64
 LOGPROBS = "message.output_text.logprobs"
 # For lists of input items: the URLs of their images.
 IMAGE_URLS = "message.input_image.image_url"
@@ -131,6 +133,34 @@ def reasoning_options(name: str, value: Any) -> ReasoningOptions:
     return ReasoningOptions(value.get("effort"), summary, tuple(f"{name}.{key}" for key in skipped))
 
 
+_CONVERSATION_ID = Text(1, MAX_CONVERSATION_ID_LENGTH)
+
+
+def conversation_id(name: str, value: Any) -> str:
+    """Return the id of a conversation, which is a string or an object. Raises InvalidValue or InvalidRequest."""
+    if type(value) is dict:
+        only(name, value, ("id",))
+        return _CONVERSATION_ID(f"{name}.id", value.get("id"))
+    if type(value) is not str:
+        raise invalid(name, 'the id of a conversation, or an object like {"id": ...}', value)
+    return _CONVERSATION_ID(name, value)
+
+
+_THRESHOLD = Integer(1, MAX_OUTPUT_TOKENS)
+
+
+def compact_threshold(name: str, value: Any) -> int:
+    """Return the tokens of a prompt from which it is compacted; 0 for never. Raises InvalidValue or InvalidRequest."""
+    if type(value) is not list or len(value) > 1:
+        raise invalid(name, 'an array like [{"type": "compaction", "compact_threshold": 10000}]', value)
+    for entry in value:
+        if type(entry) is not dict or entry.get("type") != "compaction":
+            raise invalid(f"{name}[0]", 'an object like {"type": "compaction", "compact_threshold": 10000}', entry)
+        only(f"{name}[0]", entry, ("type", "compact_threshold"))
+        return _THRESHOLD(f"{name}[0].compact_threshold", entry.get("compact_threshold"))
+    return 0
+
+
 _INCLUDED = OneOf((LOGPROBS, IMAGE_URLS, *NOT_HERE))
 
 
@@ -168,8 +198,8 @@ RESPONSES: dict[str, Parameter] = {
         read=anything,
         kind=f"string, or array of at most {MAX_ITEMS:,} items",
         schema=INPUT_SCHEMA,
-        help="the [items](#items) to answer. `input` may be absent only with `previous_response_id`. Without a message "
-        "to answer, the model answers an empty message of the user",
+        help="the [items](#items) to answer. `input` may be absent only with `previous_response_id` or `conversation`. "
+        "Without a message to answer, the model answers an empty message of the user",
     ),
     "instructions": Parameter(read=Text(), default="", help="a message of the system before all items"),
     "previous_response_id": Parameter(
@@ -177,6 +207,22 @@ RESPONSES: dict[str, Parameter] = {
         default="",
         help="the conversation of that response and its output come before `input`; its `instructions` do not. The "
         "response must be stored, and must have ended",
+    ),
+    "conversation": Parameter(
+        read=conversation_id,
+        schema=any_of(_CONVERSATION_ID, closed({"id": _CONVERSATION_ID})),
+        default="",
+        kind=f"string of 1 to {MAX_CONVERSATION_ID_LENGTH} characters, or object with `id`",
+        help="the items of that [conversation](#conversations) come before `input`; at the end of the response, "
+        "`input` and output are added to it. Not together with `previous_response_id`",
+    ),
+    "context_management": Parameter(
+        read=compact_threshold,
+        schema=array(closed({"type": {"const": "compaction"}, "compact_threshold": _THRESHOLD}), high=1),
+        kind="array of at most one object with `type` and `compact_threshold`",
+        default=(),
+        help='with `{"type": "compaction", "compact_threshold": N}` a prompt of more than N tokens is '
+        "[compacted](#compaction) before it is answered",
     ),
     "max_output_tokens": Parameter(
         read=Integer(1, MAX_OUTPUT_TOKENS), help="by default the rest of the context; reasoning counts"
@@ -271,15 +317,22 @@ RESPONSES: dict[str, Parameter] = {
 }
 # Parameters of the OpenAI API that are refused unless they are null, with what to do instead.
 REFUSED = {
-    "conversation": "send previous_response_id, or the items of the conversation in input",
     "prompt": "this server stores no prompt templates; send instructions and input",
-    "context_management": "this server compacts no conversations; truncation 'auto' drops the oldest items",
     "moderation": "this server has no moderation",
     "access_programs": "leave it out",
     "image": "send the image as input_image in input",
 }
+# Parameters of POST /v1/responses/compact that coding agents send, and a summary has no use for.
+UNUSED = ("tools", "tool_choice", "parallel_tool_calls", "text", "include", "client_metadata", "metadata")
+# Every parameter of POST /v1/responses/compact.
+COMPACT = {name: RESPONSES[name] for name in ("input", "previous_response_id", *CARRIED, *UNUSED)} | {
+    name: RESPONSES[name] for name in NO_EFFECT if name in RESPONSES and name != "store"
+}
 # By the name of the body's schema in /openapi.json.
-BODIES = {"ResponseRequest": Body(RESPONSES, dict.fromkeys(REFUSED, ()))}
+BODIES = {
+    "ResponseRequest": Body(RESPONSES, dict.fromkeys(REFUSED, ())),
+    "ResponseCompactionRequest": Body(COMPACT),
+}
 
 
 def check_refused(body: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def index_of(items: Sequence[Mapping[str, Any]], item_id: str) -> int:
     for index, item in enumerate(items):
         if item["id"] == item_id:
             return index
-    raise refused("after", f"after names no item of this response: {shown(item_id)}.")
+    raise refused("after", f"after names no item of this list: {shown(item_id)}.")
 
 
 def wrong_place(message: str, name: str = STARTING_AFTER) -> InvalidRequest:

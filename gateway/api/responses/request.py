@@ -13,7 +13,8 @@ from quire.gateway.api.conversation import template_variables, unknown_variables
 from quire.gateway.api.labels import LABELS, NO_EFFECT
 from quire.gateway.api.parameters import read
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items
+from quire.gateway.api.responses.body import joined_echo, split_echo
+from quire.gateway.api.responses.items import ADDITIONAL_TOOLS, Item, messages_of, read_items, without_trigger
 from quire.gateway.api.responses.parameters import (
     LOGPROBS,
     NOT_HERE,
@@ -47,7 +48,9 @@ _SAME = ("model", "stream", "background", "cache_salt", "priority", "timeout", *
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A body that was read. items: those of `input` only. skipped: parameters without an effect, with the reason."""
+    """A body that was read. items: those of `input` only. skipped: parameters without an effect, with the reason.
+    compacts: the answer is a compaction of the items.
+    """
 
     given: dict[str, Any]
     items: list[Item]
@@ -55,10 +58,21 @@ class ResponseRequest:
     choice: ToolChoice
     call: Call
     skipped: tuple[tuple[str, str], ...]
+    compacts: bool = False
 
     @property
     def previous(self) -> str:
         return str(self.given.get("previous_response_id", ""))
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation that the call continues; empty for none."""
+        return str(self.given.get("conversation", ""))
+
+    @property
+    def compact_threshold(self) -> int:
+        """Tokens of a prompt from which it is compacted; 0 for never."""
+        return int(self.given.get("context_management") or 0)
 
     @property
     def is_stored(self) -> bool:
@@ -90,6 +104,11 @@ class ResponseRequest:
         _check_allowed(request.tools, _choice(self.given))
         return request
 
+    def for_summary(self) -> ResponseRequest:
+        """Return the call without what its answer, a summary, has no use for: tools, and a grammar."""
+        call = replace(self.call, common=replace(self.call.common, grammar=""), grammar_parameter="")
+        return replace(self, tools=GivenTools(), choice=ToolChoice(), call=call)
+
     def conversation(self, items: Sequence[Item]) -> Conversation:
         """Return the conversation of these items. Raises InvalidRequest."""
         return Conversation(
@@ -117,11 +136,12 @@ class ResponseRequest:
         names = [self._schema_name(index) for index in call.loosened]
         if not names:
             return call
-        echo = json.loads(call.about.echo)
+        fields, compaction = split_echo(call.about.echo)
+        echo = json.loads(fields)
         reason = "the grammar follows this schema only in part, because the function is not strict"
         warnings = [{"param": name, "message": f"{name}: {reason}."} for name in names]
         echo["warnings"] = [*echo.get("warnings", []), *warnings]
-        about = replace(call.about, echo=json.dumps(echo, separators=(",", ":")))
+        about = replace(call.about, echo=joined_echo(json.dumps(echo, separators=(",", ":")), compaction))
         return replace(call.without_effect(names), about=about)
 
     def echo(self) -> str:
@@ -130,6 +150,7 @@ class ResponseRequest:
         text, reasoning = _text(given), _reasoning(given)
         fields = {
             "background": call.about.is_background,
+            "conversation": {"id": self.conversation_id} if self.conversation_id else None,
             "frequency_penalty": sampling.frequency_penalty,
             "instructions": given.get("instructions"),
             "max_output_tokens": given.get("max_output_tokens"),
@@ -170,14 +191,22 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
     template: of the model. A call that continues a response is not checked for its tools.
     """
     given = read(check_refused(body), RESPONSES)
-    if body.get("input") is None and not given.get("previous_response_id"):
+    follows = [name for name in ("previous_response_id", "conversation") if given.get(name)]
+    if len(follows) == 2:
+        raise refused(
+            "conversation",
+            "conversation and previous_response_id are both given; leave out one of them: a conversation has the items "
+            "of all its responses.",
+        )
+    if body.get("input") is None and not follows:
         raise refused("input", "input is required.", code="missing_required_parameter")
     if given.get("background") and not given.get("store", True):
         raise refused("store", "store must be true with background: true, because the answer is read later.")
     left_out: list[tuple[str, str]] = []
-    items = read_items("input", body.get("input") or [], left_out)
+    value, compacts = without_trigger(body.get("input") or [])
+    items = read_items("input", value, left_out)
     tools: GivenTools = given.get("tools") or GivenTools()
-    for index, item in enumerate(body["input"] if type(body.get("input")) is list else ()):
+    for index, item in enumerate(value if type(value) is list else ()):
         if item.get("type") == ADDITIONAL_TOOLS:
             tools = tools.followed_by(read_response_tools(f"input[{index}].tools", item["tools"]))
     tool_choice = _choice(given).choice._replace(parallel=given.get("parallel_tool_calls", True))
@@ -189,9 +218,10 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
         choice=tool_choice,
         call=replace(_call(given, limits), no_effect=tuple(name for name, _ in skipped)),
         skipped=skipped,
+        compacts=compacts,
     )
     # The conversation before the call may have more tools.
-    return request if request.previous else request.following(())
+    return request if follows else request.following(())
 
 
 def _choice(given: dict[str, Any]) -> GivenChoice:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored
+from quire.gateway.api.responses.body import PREFIX, ResponseBody, ResponseStatus, is_stored, split_echo
 from quire.gateway.api.responses.images import digests_of, set_images
 from quire.gateway.api.responses.items import Item
 from quire.gateway.api.responses.output_items import OutputItems
@@ -88,7 +88,8 @@ class ResponseStore:
     async def read_call(self, call_id: str, call: StoredCall) -> StoredResponse:
         """Return the response of a call with its output so far. Raises BrokerDown."""
         transcript = Transcript(call.metadata, self._model, [call_id], is_joined=True)
-        output = OutputItems(call_id, self._model.token_texts, function_names(call.metadata.echo))
+        fields, compaction = split_echo(call.metadata.echo)
+        output = OutputItems(call_id, self._model.token_texts, function_names(fields), compaction)
         error: ApiError | None = None
         try:
             while not transcript.ended:
@@ -114,19 +115,28 @@ class ResponseStore:
 
     async def files(self, call_id: str, digests: Iterable[str]) -> dict[str, bytes]:
         """Return files of the images of a stored response by digest. Raises NotFound or BrokerDown."""
-        if not (wanted := list(dict.fromkeys(digests))):
-            return {}
-        client, keys = self._broker.client, self._broker.keys
+        wanted = list(digests)
+        found = await self.files_within(await self.scope(call_id), wanted) if wanted else {}
+        if found is None:
+            raise not_found(PREFIX + call_id)
+        return found
+
+    async def scope(self, call_id: str) -> str:
+        """Return the tenant within which a stored response shares images. Raises NotFound or BrokerDown."""
+        keys = self._broker.keys
         try:
-            body: Any = await self._retry(partial(client.hget, keys.request(call_id), "body"))
-            scope = GenerationRequest.decode(body or b"").cache_scope
+            body: Any = await self._retry(partial(self._broker.client.hget, keys.request(call_id), "body"))
+            return GenerationRequest.decode(body or b"").cache_scope
         except MessageError:
             raise not_found(PREFIX + call_id) from None
-        names = [keys.image(image_name(scope, digest)) for digest in wanted]
-        files: Any = await self._retry(partial(client.mget, names))
-        if None in files:
-            raise not_found(PREFIX + call_id)
-        return dict(zip(wanted, files, strict=True))
+
+    async def files_within(self, scope: str, digests: Iterable[str]) -> dict[str, bytes] | None:
+        """Return the files of a tenant by digest; None if Redis lacks one. Raises BrokerDown."""
+        if not (wanted := list(dict.fromkeys(digests))):
+            return {}
+        names = [self._broker.keys.image(image_name(scope, digest)) for digest in wanted]
+        files: Any = await self._retry(partial(self._broker.client.mget, names))
+        return None if None in files else dict(zip(wanted, files, strict=True))
 
     async def whole_conversation(self, response_id: str) -> list[Item]:
         """Return the items before the answer of a stored response, and its output. The images have no files yet.

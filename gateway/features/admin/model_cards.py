@@ -41,6 +41,11 @@ def _reasons(model: ServedModel) -> bool:
     return _chats(model) and bool(model.shown_reasoning_format)
 
 
+def _scores(model: ServedModel) -> bool:
+    """Return True if the model scores pairs of texts."""
+    return not isinstance(model.scoring, str)
+
+
 # Features of the API, each with the models that have it.
 CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
     "beam_search": _any,
@@ -53,6 +58,7 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
     "logprobs": _any,
     "messages": _chats,
     "reasoning": _reasons,
+    "rerank": _scores,
     "responses": _chats,
     "resume": _any,
     "scoring": _any,
@@ -61,13 +67,17 @@ CAPABILITIES: dict[str, Callable[[ServedModel], bool]] = {
     "tools": _calls_tools,
 }
 
+# Those that a model with a head for labels can have.
+_WITHOUT_TOKENS = ("embeddings", "rerank", "tokenize")
+
 # Settings that bound the images of a call.
 IMAGE_LIMITS = ("max_images", "max_image_bytes", "max_image_pixels")
 
 
 def capabilities(model: ServedModel) -> list[str]:
     """Return the names of the features that a model has, in alphabetical order."""
-    return sorted(name for name, has in CAPABILITIES.items() if has(model))
+    names = _WITHOUT_TOKENS if model.is_classifier else CAPABILITIES
+    return sorted(name for name in names if CAPABILITIES[name](model))
 
 
 class ModelCards:
@@ -107,6 +117,7 @@ def _card(gateway: Gateway, name: str) -> dict[str, Any]:
         # vLLM's: the checkpoint, here by its served name, since its folder is no concern of clients.
         "root": model.name,
         "parent": model.name if name in limits.adapters else None,
+        "status": str(gateway.worker_registry.state),
         "max_model_len": limits.max_model_len,
         "max_num_seqs": limits.max_num_seqs,
         "vocab_size": limits.vocab_size,

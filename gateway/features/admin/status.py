@@ -48,7 +48,10 @@ class Status:
         return web.json_response({"version": installed_version("0 (not installed)")})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """GET /readyz: 200 if a worker would take a request that arrives now, else 503 with the reasons."""
+        """GET /readyz: 200 if a worker would take a request that arrives now, perhaps once its model is loaded.
+
+        Else 503 with the reasons.
+        """
         directory = self._directory
         registries = [gateway.worker_registry for gateway in directory.gateways]
         workers = sum(len(registry.workers) for registry in registries)
@@ -56,7 +59,7 @@ class Status:
         problems = [
             *(["this gateway is shutting down"] if directory.process.is_leaving or directory.process.draining else []),
             *directory.redis_problems(),
-            *([] if workers or not answers else ["no worker makes progress"]),
+            *([] if workers or directory.has_host or not answers else ["no worker makes progress"]),
         ]
         state = {"ready": not problems, "workers": workers, "problems": problems}
         return web.json_response(state, status=503 if problems else 200)

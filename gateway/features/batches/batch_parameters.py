@@ -40,7 +40,14 @@ PARAMETERS: Schema = {
     "BatchesLimit": BATCHES_QUERY.limit_parameter,
 }
 # The endpoints whose calls a batch may have.
-BATCH_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+BATCH_ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+)
 # Longest completion window. Lines are kept in Redis for a day more.
 MAX_WINDOW_S = 14 * 86_400
 # Bounds of the seconds until a file is deleted (OpenAI API reference).

@@ -225,8 +225,8 @@ class BatchRunner:
     def _is_idle(self, open_window: OpenWindow) -> bool:
         """Return True if the lines of a window wait for a limit, or for a worker of a model that has none."""
         gateway = self._directory.find(open_window.lane)
-        has_workers = gateway is not None and bool(gateway.worker_registry.workers)
-        return open_window.run is not None and (open_window.run.is_idle or not has_workers)
+        can_answer = gateway is not None and gateway.can_answer
+        return open_window.run is not None and (open_window.run.is_idle or not can_answer)
 
     async def _known(self, batch_id: str) -> tuple[BatchState, LineRunner] | None:
         """Return the state of a batch whose model this process serves; else None."""

@@ -18,7 +18,8 @@ from quire.shared.process.errors import StartError
 
 ANY = "*"
 # Paths of the API. Pages and the engine view are for their own origin.
-PATHS = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info", "/version", "/openapi.json")
+_OTHERS = ("/tokenize", "/detokenize", "/tokenizer_info", "/version", "/openapi.json")
+PATHS = ("/v1/", "/v2/", "/rerank", "/score", *_OTHERS)
 METHODS = "GET, POST, DELETE"
 EXPOSED = ", ".join((CLIENT_ID_HEADER, SERVER_ID_HEADER, "Retry-After", NO_EFFECT_HEADER))
 # Seconds that a browser keeps the answer to a preflight request; two hours is Chromium's limit.

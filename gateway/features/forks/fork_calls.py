@@ -197,8 +197,9 @@ class _Fork:
     def _echo(self, call: Call, given: Mapping[str, Any]) -> str:
         """Return the fields of a response that repeat the call, as JSON. A fork is not stored."""
         sampling, about = call.common, call.about
-        fields = json.loads(self._known.metadata.echo) | {
+        fields = json.loads(self._known.metadata.echo.partition("\n")[0]) | {
             "background": False,
+            "conversation": None,
             "frequency_penalty": sampling.frequency_penalty,
             "max_output_tokens": given.get("max_output_tokens"),
             "metadata": dict(about.metadata),

@@ -69,8 +69,12 @@ class KeyLimits:
     def restricted(self, caller: Caller, call: C, body: Mapping[str, Any]) -> C:
         """Return a call within the limits of its key (`key_policy.restricted`) and its scope. Raises ApiError."""
         call = restricted(caller, call, body)
-        scope = next((account.place for account in accounts_of(caller) if account.kind == self._cache_scope), "")
-        return replace(call, cache_scope=scope) if scope else call
+        scope = self.scope_of(caller)
+        return replace(call, cache_scope=scope, pinned_for=caller.owner) if scope or caller.owner else call
+
+    def scope_of(self, caller: Caller) -> str:
+        """Return the tenant within which calls share cached prefixes and images; empty for all."""
+        return next((account.place for account in accounts_of(caller) if account.kind == self._cache_scope), "")
 
     def tell(self, request: web.BaseRequest, rates: Mapping[str, RateState]) -> None:
         """Add the headers about the limits per minute to the answer of a request."""

@@ -142,15 +142,38 @@ def _responses() -> tuple[Endpoint, ...]:
     count, show = "The number of tokens of the prompt of a response", "A stored response, or its events"
     cancel, page = "Cancel a response in the background", ("ItemsLimit", "Order", "After")
     items, create = "The items before the answer", "Create a response, or fork the previous one"
+    compact = "A conversation with a summary in place of its answers"
     return (
         Endpoint(f"POST {path}", "generation", create, answers, CALL, f"{body} PreviousResponseForkRequest", NEW),
         Endpoint(f"POST {path}/input_tokens", "tokens", count, "ResponseTokens", AT_ONCE, body),
+        Endpoint(
+            f"POST {path}/compact", "generation", compact, "ResponseCompaction", CALL, "ResponseCompactionRequest", NEW
+        ),
         Endpoint(f"GET {one}", "generation", show, answers, STORED, "", (*id_, *place)),
         Endpoint(f"POST {one}/cancel", "generation", cancel, "Response", LOOKED_UP, "", id_),
         Endpoint(f"DELETE {one}", "generation", "Delete a response", "ResponseDeletion", LOOKED_UP, "", id_),
         Endpoint(f"GET {one}/input_items", "generation", items, "ResponseItems", LOOKED_UP, "", (*id_, *page)),
         _fork(path, "Response", "ResponseEvent", *id_),
         *_parking(path, *id_),
+    )
+
+
+def _conversations() -> tuple[Endpoint, ...]:
+    """Return the endpoints of conversations."""
+    tag, path, one = "generation", "/v1/conversations", "/v1/conversations/{id}"
+    items, item, name = f"{one}/items", f"{one}/items/{{item_id}}", "Conversation"
+    id_, both, page = ("ConversationId",), ("ConversationId", "ItemId"), ("ItemsLimit", "Order", "After")
+    write, new, changed = (*AT_ONCE, 429), "Create a conversation", "Change the metadata of a conversation"
+    show, listed, added = "A conversation", "The items of a conversation", "Add items to a conversation"
+    return (
+        Endpoint(f"POST {path}", tag, new, name, write, "ConversationRequest"),
+        Endpoint(f"GET {one}", tag, show, name, LOOKED_UP, "", id_),
+        Endpoint(f"POST {one}", tag, changed, name, write, "ConversationUpdate", id_),
+        Endpoint(f"DELETE {one}", tag, "Delete a conversation", "ConversationDeletion", LOOKED_UP, "", id_),
+        Endpoint(f"GET {items}", tag, listed, "ResponseItems", LOOKED_UP, "", (*id_, *page)),
+        Endpoint(f"POST {items}", tag, added, "ResponseItems", write, "ConversationItemsRequest", id_),
+        Endpoint(f"GET {item}", tag, "One item of a conversation", "ConversationItem", LOOKED_UP, "", both),
+        Endpoint(f"DELETE {item}", tag, "Delete an item of a conversation", name, LOOKED_UP, "", both),
     )
 
 
@@ -207,7 +230,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         **_OF_MESSAGES,
     ),
     *_responses(),
+    *_conversations(),
     Endpoint("POST /v1/embeddings", "embeddings", "Embed texts", "EmbeddingList", CALL, "EmbeddingRequest", NEW),
+    *(
+        Endpoint(
+            f"POST {path}", "embeddings", f"Rank documents by a query, {form}", "RerankList", CALL, "RerankRequest", NEW
+        )
+        for path, form in (
+            ("/v1/rerank", "as at Cohere, Jina and vLLM"),
+            ("/v2/rerank", "as at Cohere"),
+            ("/rerank", "as at vLLM"),
+        )
+    ),
+    *(
+        Endpoint(
+            f"POST {path}", "embeddings", "Score pairs of texts, as at vLLM", "ScoreList", CALL, "ScoreRequest", NEW
+        )
+        for path in ("/v1/score", "/score")
+    ),
     *_files_and_batches(),
     Endpoint(
         "POST /tokenize",

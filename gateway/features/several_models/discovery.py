@@ -15,9 +15,11 @@ from quire.gateway.serving.service import Gateway
 from quire.shared.config.validators import shown
 from quire.shared.process.backoff import Backoff
 from quire.shared.process.tasks import end_tasks
+from quire.shared.protocol.broker.hosts import HostRegistry
 from quire.shared.protocol.broker.models import ModelRegistry
 from quire.shared.protocol.keys import BEAT_S, REGISTRY_LANE
 from quire.shared.protocol.messages import MessageError
+from quire.shared.protocol.messages.host_card import HostedModel, by_name
 from quire.shared.protocol.messages.manifest import ModelManifest
 from quire.shared.redis.cancellation import check_cancelled
 from quire.shared.redis.clients import command_client
@@ -47,6 +49,8 @@ class ModelDiscovery:
         self._settings = directory.process.settings
         # The message of the manifest of each model that is served, by its name.
         self._served: dict[str, bytes] = {}
+        # The models of hosts, by name.
+        self._hosted: dict[str, HostedModel] = {}
         # Registrations that cannot be served, by name.
         self.faults: dict[str, Fault] = {}
         # Set once the registrations were read for the first time.
@@ -54,7 +58,7 @@ class ModelDiscovery:
 
     async def start(self, app: web.Application) -> None:
         self._client = command_client(self._settings.redis_url, REGISTRY_LANE, connections=2)
-        self._registry = ModelRegistry(self._client)
+        self._registry, self._hosts = ModelRegistry(self._client), HostRegistry(self._client)
         self._task = asyncio.create_task(self._follow())
 
     async def close(self, app: web.Application) -> None:
@@ -65,9 +69,13 @@ class ModelDiscovery:
         directory = self._directory
         while True:
             try:
+                cards = await self._hosts.cards()
                 registered = await self._registry.registered()
                 directory.redis_answers = True
+                self._note_hosted(by_name(cards))
                 await self._update(registered)
+                # A host has registered its models before it has a card, so all of them are served by now.
+                directory.has_host = bool(cards)
             except (RedisError, OSError) as error:
                 if directory.redis_answers:
                     log.warning("the registered models cannot be read: %s", error)
@@ -106,6 +114,12 @@ class ModelDiscovery:
             self.faults.pop(name, None)
             log.info("model %s is served: %s", name, ", ".join(gateway.names))
 
+    def _note_hosted(self, hosted: dict[str, HostedModel]) -> None:
+        """Note the models of hosts and their states."""
+        self._hosted = hosted
+        for gateway in self._directory.gateways:
+            gateway.worker_registry.hosted = hosted.get(gateway.model.name)
+
     async def _load(self, name: str, data: bytes) -> Gateway:
         """Return the started gateway of a registered model. Raises RegistrationFault, RedisError or OSError."""
         try:
@@ -117,7 +131,7 @@ class ModelDiscovery:
         model = await load_registered(self._registry, manifest, self._settings)
         gateway = Gateway(self._settings, model, process=self._directory.process)
         try:
-            await gateway.start()
+            await gateway.start(self._hosted.get(name))
         except BaseException:
             await gateway.close()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quire.gateway.model.model_trial import try_out
+from quire.gateway.model.scoring import ScoreSettings
 from quire.gateway.model.served_model import ServedModel, load_model
 from quire.gateway.settings import GatewaySettings
 from quire.shared.process.errors import StartError
@@ -56,6 +57,7 @@ def _load(manifest: ModelManifest, contents: Mapping[str, bytes], settings: Gate
                 settings.tool_call_format,
                 settings.reasoning_format,
                 manifest.aliases,
+                ScoreSettings(settings.score_texts, settings.score_template),
             )
     except StartError as error:
         raise RegistrationFault(str(error).replace(f"{folder}/", "")) from error

@@ -22,7 +22,7 @@ from quire.shared.telemetry.trace_context import TraceContext
 if TYPE_CHECKING:
     from quire.shared.telemetry.spans import Tracer
 
-PREFIX = "/v1/"
+PATHS = ("/v1/", "/v2/", "/rerank", "/score")
 TRACEPARENT = "traceparent"
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS")
 OPERATIONS = {
@@ -31,20 +31,25 @@ OPERATIONS = {
     "response": "chat",
     "message": "chat",
     "embeddings": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
 }
+WITHOUT_TEXT = ("embeddings", "rerank", "score")
 ID_PREFIXES = {
     "chat": "chatcmpl-",
     "completion": "cmpl-",
     "response": "resp_",
     "message": "msg_",
     "embeddings": "embd-",
+    "rerank": "rerank-",
+    "score": "score-",
 }
 # Characters of the path that are recorded; clients choose it.
 MAX_PATH = 200
 
 
 class HttpSpan:
-    """The span of one HTTP request under /v1/."""
+    """The span of one HTTP request of the APIs."""
 
     def __init__(self, tracer: Tracer, request: web.Request) -> None:
         from quire.shared.telemetry.spans import SpanKind, context_of
@@ -87,7 +92,7 @@ class HttpSpan:
             "gen_ai.request.model": call.model,
             "gen_ai.usage.input_tokens": call.about.prompt_tokens,
         }
-        if OPERATIONS[dialect] != "embeddings":
+        if dialect not in WITHOUT_TEXT:
             attributes |= _sampling_attributes(call)
         self._span.set_attributes(attributes)
 
@@ -155,7 +160,7 @@ def _sampling_attributes(call: Call) -> dict[str, Any]:
 
 def http_spans(tracer: Tracer | None) -> Callable[[web.Request], HttpSpan | None]:
     """Return what begins the spans of requests; without a tracer it begins none."""
-    return lambda request: HttpSpan(tracer, request) if tracer and request.path.startswith(PREFIX) else None
+    return lambda request: HttpSpan(tracer, request) if tracer and request.path.startswith(PATHS) else None
 
 
 def _parent(request: web.Request) -> TraceContext | None:

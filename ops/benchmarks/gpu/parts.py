@@ -110,6 +110,11 @@ class GpuParts:
         load = engine.Load("16 prompts of 1,000 tokens", engine.SMALL, ((1000, 2),) * 16, "tok/s", 0, 0, 0)
         return invariance.measure(load.model, self.device(), 2048, (256, 1024), load, save)
 
+    def peers(self, save: Save) -> dict[str, Any]:
+        from quire.ops.benchmarks.gpu import peers
+
+        return peers.measure(self.device(), peers.LOADS, save)
+
     def stack(self, save: Save) -> dict[str, Any]:
         if lacking := packages.missing_for_stack():
             print(f"elsewhere, then carried here: {packages.REMEDY} {' '.join(lacking)}")
@@ -148,5 +153,6 @@ PARTS = {
     "large": CheckPart(120, 45, lambda parts, save: parts.large(save), has_graphs=True),
     "bandwidth": CheckPart(80, 20, lambda parts, save: parts.bandwidth(save)),
     "stack": CheckPart(140, 90, lambda parts, save: parts.stack(save)),
+    "peers": CheckPart(90, 45, lambda parts, save: parts.peers(save)),
     "invariance": CheckPart(60, 25, lambda parts, save: parts.invariance(save)),
 }

@@ -53,6 +53,13 @@ def table(report: dict[str, Any]) -> str:
             lines.append(
                 f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, {waits}"
             )
+        for row in part.get("peers", ()):
+            rates = [
+                f"{name} {row[name]:.0f}" if isinstance(row[name], float) else f"{name} failed ({row[name]})"
+                for name in ("quire", "generate", "generate_batch")
+                if name in row
+            ]
+            lines.append(f"  {row['model']} {row['what']}, output tokens/s: {', '.join(rates)}")
         for row in part.get("graphs", ()):
             lines.append(
                 f"  {row['model']} {row['count']} CUDA graphs: captured in {row['seconds']:.1f} s, {row['gib']:.2f} GiB"

@@ -9,8 +9,12 @@ from __future__ import annotations
 from quire.shared.protocol.admission import Admission, QueueBounds
 from quire.shared.protocol.broker.adapters import AdapterVerbs, Announcement
 from quire.shared.protocol.broker.commit import CommitVerb, ComputedTokens, PackedStep, StepCommit, StepReply
+from quire.shared.protocol.broker.conversations import ConversationVerbs, KeptConversation
 from quire.shared.protocol.broker.gateway import (
     Attachment,
+    ConversationLocked,
+    DeadlineUnreachable,
+    FilesLost,
     GatewayVerbs,
     IdempotencyConflict,
     LastBeat,
@@ -33,8 +37,12 @@ __all__ = [
     "Broker",
     "Claim",
     "ComputedTokens",
+    "ConversationLocked",
     "DeadRequest",
+    "DeadlineUnreachable",
+    "FilesLost",
     "IdempotencyConflict",
+    "KeptConversation",
     "LastBeat",
     "NameHolder",
     "NoRoom",
@@ -51,5 +59,14 @@ __all__ = [
 ]
 
 
-class Broker(GatewayVerbs, WorkerVerbs, CommitVerb, RegistrationVerbs, OperatorVerbs, AdapterVerbs, ParkingVerbs):
+class Broker(
+    GatewayVerbs,
+    WorkerVerbs,
+    CommitVerb,
+    RegistrationVerbs,
+    OperatorVerbs,
+    AdapterVerbs,
+    ParkingVerbs,
+    ConversationVerbs,
+):
     """All verbs of one lane over one command client. Raises redis-py's RedisError when Redis fails."""

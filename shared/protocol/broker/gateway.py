@@ -30,6 +30,16 @@ class QueueFull(Exception):
         self.tokens = tokens
 
 
+class DeadlineUnreachable(Exception):
+    """A request would end after its deadline. Carries the requests that are taken before it, and milliseconds."""
+
+    def __init__(self, ahead: int, wait_ms: int, service_ms: int) -> None:
+        super().__init__(f"the request would end in {wait_ms + service_ms} ms")
+        self.ahead = ahead
+        self.wait_ms = wait_ms
+        self.service_ms = service_ms
+
+
 class NoRoom(Exception):
     """The requests that stay in Redis take as many bytes as they may.
 
@@ -42,6 +52,10 @@ class NoRoom(Exception):
         self.key = key
         self.held = held
         self.wait_ms = wait_ms
+
+
+class ConversationLocked(Exception):
+    """Another response continues the conversation, or its items have changed since the caller read them."""
 
 
 class FilesLost(Exception):
@@ -106,7 +120,8 @@ class GatewayVerbs(Lane):
     async def submit(self, request_id: str, body: bytes, terms: Admission, files: Sequence[bytes] = ()) -> Submitted:
         """Accept a request into the queue; calls with the same id accept it once. files: of `terms.images`.
 
-        Files that Redis has are not sent. Raises QueueFull, NoRoom, IdempotencyConflict and LimitReached.
+        Files that Redis has are not sent. Raises QueueFull, DeadlineUnreachable, NoRoom, IdempotencyConflict,
+        LimitReached and ConversationLocked.
         """
         if not files:
             return await self._submit_with(request_id, body, terms, files)
@@ -131,8 +146,12 @@ class GatewayVerbs(Lane):
             if found is not SubmitReply.NO_ROOM or int(reply[3]):
                 break
         check_refusal(reply)
+        if found is SubmitReply.LATE:
+            raise DeadlineUnreachable(*map(int, reply[1:]))
         if found is SubmitReply.NO_ROOM:
             raise NoRoom(terms.owner if text(reply[1]) == "key" else "", int(reply[2]), int(reply[3]))
+        if found is SubmitReply.LOCKED:
+            raise ConversationLocked(terms.joins[0])
         if found is SubmitReply.NO_FILES:
             raise FilesLost(request_id)
         if found is SubmitReply.CONFLICT:

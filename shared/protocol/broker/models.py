@@ -59,6 +59,13 @@ class ModelRegistry:
         await pipe.execute()
         return True
 
+    async def forget(self, manifest: ModelManifest) -> None:
+        """Remove the registration of a model, unless another manifest has taken its place."""
+        key = self.keys.manifest(manifest.model)
+        if await self.client.get(key) == manifest.encode():
+            await self.client.delete(key)
+            await self.client.zrem(self.keys.models, manifest.model)
+
     async def _size(self, key: str) -> int:
         """Return the bytes of a file, 0 if it does not exist, -1 if the key has another type."""
         try:

@@ -59,6 +59,8 @@ BATCH_SCRIPTS = frozenset(
 )
 # Scripts that have the functions of `_affinity.lua` besides.
 AFFINITY_SCRIPTS = frozenset(("claim", "read", "submit"))
+# Scripts that have the functions of `_deadlines.lua` besides.
+DEADLINE_SCRIPTS = frozenset(("claim", "submit"))
 # Constants that Lua and Python share: local variables at the top of every script.
 _CONSTANTS: dict[str, int | str | Sequence[str]] = {
     "MESSAGE_VERSION": VERSION,
@@ -114,14 +116,14 @@ def load_script(client: Redis, name: str) -> Script:
 @cache
 def script_source(name: str) -> str:
     """Return what Redis runs: the shared constants, `_limits.lua`, `_fair.lua`, `_stored.lua`,
-    `_images.lua`, `_prelude.lua`, perhaps `_affinity.lua`, and the script.
+    `_images.lua`, `_prelude.lua`, perhaps `_affinity.lua` and `_deadlines.lua`, and the script.
 
     A script about files and batches has `_batches.lua` in place of the five before it.
     """
     folder = files("quire.shared.protocol") / "scripts"
     shared = ["_batches"] if name in BATCH_SCRIPTS else ["_limits", "_fair", "_stored", "_images", "_prelude"]
-    parts = (*shared, "_affinity", name) if name in AFFINITY_SCRIPTS else (*shared, name)
-    return constants() + "".join((folder / f"{part}.lua").read_text() for part in parts)
+    shared += ["_affinity"] * (name in AFFINITY_SCRIPTS) + ["_deadlines"] * (name in DEADLINE_SCRIPTS)
+    return constants() + "".join((folder / f"{part}.lua").read_text() for part in (*shared, name))
 
 
 def constants() -> str:

@@ -12,6 +12,7 @@ from quire.shared.protocol.broker.lane import Lane, create_group, text
 from quire.shared.protocol.broker.reader import StreamEntry, read_entry
 from quire.shared.protocol.keys import BATCH_CLASS, GROUP, QUEUES, RETENTION_S
 from quire.shared.protocol.messages import GenerationRequest, MessageError, StepItem, decode_items, unpack
+from quire.shared.protocol.pace import UNKNOWN_PACE, Pace
 from quire.shared.protocol.states import ClaimReply, DropReason
 
 # Bound of the field `gateways`, the gateways that listen to a request.
@@ -73,18 +74,22 @@ class WorkerVerbs(Lane):
         self._begin = self.script("begin")
         self._renew = self.script("renew")
         self._release = self.script("release")
+        # Requests that were dropped because they could not end before their deadlines.
+        self.hopeless = 0
 
     async def create_groups(self) -> None:
         """Create the missing queues and their consumer group."""
         for stream in (*map(self.keys.queue, QUEUES), self.keys.wake):
             await create_group(self.client, stream)
 
-    async def claim(self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "") -> Claim | None:
+    async def claim(
+        self, delivery: StreamEntry, worker_id: str, attempt: str, incarnation: str = "", pace: Pace = UNKNOWN_PACE
+    ) -> Claim | None:
         """Claim a delivered request for the attempt `attempt` (`new_id()`).
 
         Return None if nothing is left to do, or if another worker has taken the request over since.
         incarnation: name of this process, by default the worker's. A request that another incarnation owned has seen a
-        death.
+        death. pace: of this worker, by which a request is dropped that would end after its deadline.
         """
         request_id = delivery.request_id
         keys = [self.keys.request(request_id), self.keys.output(request_id)]
@@ -96,11 +101,14 @@ class WorkerVerbs(Lane):
             worker_id,
             incarnation or worker_id,
         ]
-        reply = await self._claim(keys=keys, args=[*args, attempt, RETENTION_S, MAX_DEATHS])
+        args += [attempt, RETENTION_S, MAX_DEATHS, pace.prompt_us, pace.token_us]
+        reply = await self._claim(keys=keys, args=args)
         if text(reply[0]) != ClaimReply.CLAIMED:
             reason = text(reply[1]) if len(reply) > 1 else ""
             if reason == DropReason.UNKNOWN:
                 self.note_corrupt("queue entry", delivery.entry_id, f"there is no request {request_id[:64]!r}")
+            elif reason == DropReason.HOPELESS:
+                self.hopeless += 1
             elif reason == DropReason.CORRUPT:
                 self.note_corrupt("request", request_id, "its hash or its log; it ended as an error")
             return None

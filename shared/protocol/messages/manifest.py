@@ -28,6 +28,9 @@ FILE_LIMITS = {
     "config.json": MIB // 4,
     "modules.json": MIB // 16,
     "1_Pooling/config.json": MIB // 16,
+    "1_LogitScore/config.json": MIB // 16,
+    "config_sentence_transformers.json": MIB // 16,
+    "sentence_bert_config.json": MIB // 16,
 }
 MAX_MANIFEST_BYTES = 16 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)

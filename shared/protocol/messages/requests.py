@@ -20,9 +20,11 @@ from quire.shared.config.validators import (
     checked,
     fixed_array,
     read_map,
+    short_array,
 )
 from quire.shared.protocol.keys import image_name
 from quire.shared.protocol.messages.codec import VERSION, as_map, decode, pack, pack_token_ids, unpack_token_ids
+from quire.shared.protocol.pace import UNKNOWN_PACE, Pace
 from quire.shared.protocol.sampling_params import SamplingParams
 
 MAX_PROMPT_TOKENS = 2_000_000
@@ -40,14 +42,35 @@ MAX_FAULT_LENGTH = 1000
 # Images of a request.
 MAX_IMAGES = 4096
 
+# Cache breakpoints of a request, and their times: the shorter one and the longest, in seconds.
+MAX_BREAKPOINTS = 4
+SHORT_TTL_S = 300
+MAX_TTL_S = 3600
+
 # Ways to make an embedding of the hidden states of a prompt: that of the last token, or the mean of all tokens.
 POOLINGS = ("last", "mean")
+# The pooling of a request that wants logits after its prompt, and the most tokens whose logits it may ask for.
+SCORE = "score"
+MAX_SCORE_TOKENS = 64
 
 
 # The fields that a message leaves out if they are empty, as it has them.
-_OPTIONAL = {"prediction": b"", "forked_from": "", "num_kept": 0, "first_choice": 0, "images": ()}
+_OPTIONAL = {
+    "prediction": b"",
+    "forked_from": "",
+    "num_kept": 0,
+    "first_choice": 0,
+    "images": (),
+    "score_tokens": [],
+    "breakpoints": [],
+    "pinned_for": "",
+}
 # The sampling parameters that a message leaves out if they have their defaults, as messages have these.
 _OPTIONAL_SAMPLING = {"thinking_token_budget": -1, "thinking_start": [], "thinking_end": [], "repetition_detection": []}
+
+
+# The same of a worker card.
+_OPTIONAL_CARD = {"no_images": "", "pace": UNKNOWN_PACE}
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -96,20 +119,41 @@ def _images(name: str, value: Any) -> tuple[ImageRef, ...]:
     return tuple(found)
 
 
+class CacheBreakpoint(NamedTuple):
+    """A place in a prompt: its blocks of the first `position` tokens are pinned for `ttl_s` after their last use."""
+
+    position: int
+    ttl_s: int
+
+
+def _breakpoints(name: str, value: Any) -> tuple[CacheBreakpoint, ...]:
+    position, ttl = Integer(1, MAX_PROMPT_TOKENS), Integer(1, MAX_TTL_S)
+    pairs = [fixed_array(name, entry, 2) for entry in short_array(name, value, MAX_BREAKPOINTS)]
+    return tuple(CacheBreakpoint(position(name, pair[0]), ttl(name, pair[1])) for pair in pairs)
+
+
+def _pace(name: str, value: Any) -> Pace:
+    numbers = fixed_array(name, list(value) if isinstance(value, tuple) else value, len(Pace._fields))
+    return Pace(*(Integer(0, 2**31)(name, number) for number in numbers))
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """An accepted request as the worker gets it. A request holds no text except stop strings, bad words and a grammar.
 
     Requests share cached prefixes only with requests of the same `cache_salt` and `cache_scope`. Pinned prefixes are
     shared by all scopes. A request with a `pooling`, one of POOLINGS, wants the embedding of its prompt, and generates
-    no token. adapter: name of the LoRA adapter, whose files have this digest; both empty without one. prediction:
-    tokens that the caller expects as the answer, no part of the prompt. They change no token of the answer.
+    no token. With the pooling SCORE it wants the logits of `score_tokens` after its prompt instead. adapter: name of
+    the LoRA adapter, whose files have this digest; both empty without one. prediction: tokens that the caller expects
+    as the answer, no part of the prompt. They change no token of the answer.
 
     forked_from: the request whose answer this one continues; empty for any other. num_kept: the last tokens of the
     prompt that are output of that answer: penalties, grammar, bad words and stop strings count them as output.
     first_choice: the choice of that answer; random numbers count the choices from it.
 
     images: those of the prompt, in its order; they do not overlap. Redis has their files.
+    breakpoints: up to which the prompt is pinned in the prefix cache. pinned_for: the API key whose pins these are;
+    empty without one.
     """
 
     id: str = checked(Text(0, MAX_ID_LENGTH))
@@ -118,7 +162,7 @@ class GenerationRequest:
     sampling: SamplingParams = checked(_sampling)
     cache_salt: str = checked(Text(0, MAX_SALT_LENGTH), default="")
     cache_scope: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
-    pooling: str = checked(OneOf(("", *POOLINGS)), default="")
+    pooling: str = checked(OneOf(("", *POOLINGS, SCORE)), default="")
     adapter: str = checked(Text(0, MAX_MODEL_LENGTH), default="")
     adapter_digest: str = checked(Text(0, 64), default="")
     prediction: tuple[int, ...] = checked(_token_ids, default=())
@@ -126,6 +170,9 @@ class GenerationRequest:
     num_kept: int = checked(Integer(0, MAX_PROMPT_TOKENS), default=0)
     first_choice: int = checked(Integer(0, 2**31), default=0)
     images: tuple[ImageRef, ...] = checked(_images, default=())
+    breakpoints: tuple[CacheBreakpoint, ...] = checked(_breakpoints, default=())
+    pinned_for: str = checked(Text(0, MAX_SCOPE_LENGTH), default="")
+    score_tokens: tuple[int, ...] = checked(TokenIds(MAX_SCORE_TOKENS), default=())
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     @property
@@ -193,11 +240,13 @@ class WorkerCard:
     adapter_faults: tuple[str, ...] = checked(Texts(MAX_ADAPTER_FAULTS, 1, MAX_FAULT_LENGTH), default=())
     # Why it computes no images; empty if it does, and of a model without images.
     no_images: str = checked(Text(0, MAX_FAULT_LENGTH), default="")
+    # What requests cost it in time.
+    pace: Pace = checked(_pace, default=UNKNOWN_PACE)
     version: int = checked(Integer(VERSION, VERSION), default=VERSION)
 
     def encode(self) -> bytes:
-        """Return the card as a message, without the field of images unless it has a reason."""
-        return pack({name: value for name, value in as_map(self).items() if value or name != "no_images"})
+        """Return the card as a message, without optional fields that say nothing."""
+        return pack({name: value for name, value in as_map(self).items() if value != _OPTIONAL_CARD.get(name)})
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerCard:
@@ -206,4 +255,4 @@ class WorkerCard:
 
     @classmethod
     def _read(cls, value: Any) -> WorkerCard:
-        return read_map(cls, "worker card", {"no_images": "", **value} if type(value) is dict else value)
+        return read_map(cls, "worker card", {**_OPTIONAL_CARD, **value} if type(value) is dict else value)

@@ -104,10 +104,10 @@ class PredictionCounts(NamedTuple):
 class Outcome(NamedTuple):
     """The end of the whole request. `detail` tells people the cause and the remedy.
 
-    embedding: of a request with a `pooling`, little-endian float32, not normalised; None for any other request, and if
-    the request has failed. prediction: of a request with a prediction that a worker with speculation has completed.
-    is_exact: False if another computation than the one that began the answer has drawn its rest, so that the answer may
-    differ from one without a break.
+    embedding: of a request with a `pooling`, little-endian float32, not normalised, or logits; None for any other
+    request, and if the request has failed. prediction: of a request with a prediction that a worker with speculation
+    has completed. is_exact: False if another computation than the one that began the answer has drawn its rest, so that
+    the answer may differ from one without a break.
     """
 
     name: str
@@ -166,7 +166,7 @@ class StepItem(NamedTuple):
         outcome = None if self.outcome is None else self.outcome.values
         if self.report is None:
             return pack((VERSION, *self[:3], outcome))
-        return pack((VERSION, *self[:3], outcome, self.report))
+        return pack((VERSION, *self[:3], outcome, self.report.values))
 
 
 def decode_items(data: bytes, limit: int | None = None) -> Iterator[StepItem]:

@@ -2,9 +2,10 @@
 -- it, as long as one of them is in Redis.
 --
 -- String `image:<name>`: the file; the name is a hash of the tenant and the file. Sorted set `image:<name>:users`: the
--- requests that name it, by the time at which Redis forgets them ('+inf' = they have not ended). Both keys expire with
--- the last user. `held` counts the bytes of a file under the id 'image:<name>', for the owner who sent it first; it
--- is counted until `look` or the end of its last user. The hash of a request has the names as a msgpack array, in `images`.
+-- requests and conversations that name it, by the time at which Redis forgets them ('+inf' = they have not ended). Both
+-- keys expire with the last user. `held` counts the bytes of a file under the id 'image:<name>', for the owner who sent
+-- it first; it is counted until `look` or the end of its last user. The hash of a request or a conversation has the names
+-- as a msgpack array, in `images`.
 
 -- Let the keys of an image live as long as its last user.
 local function settle_image(prefix, image, now)
@@ -30,7 +31,7 @@ end
 function look_at_image(prefix, image, now)
     local users = prefix .. image .. ':users'
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', users, '+inf', '+inf', 'LIMIT', 0, 64)) do
-        if redis.call('EXISTS', prefix .. 'req:' .. id) == 0 then
+        if redis.call('EXISTS', record_key(prefix, id)) == 0 then
             redis.call('ZREM', users, id)
         end
     end
@@ -48,7 +49,7 @@ local function missing_bytes(prefix, names, files)
     return bytes
 end
 
--- Keep the images of a new request.
+-- Keep the images of a new request, or of a conversation.
 local function use_images(prefix, id, owner, names, files, now)
     for i, name in ipairs(names) do
         local image = 'image:' .. name
@@ -59,7 +60,7 @@ local function use_images(prefix, id, owner, names, files, now)
         redis.call('ZADD', prefix .. image .. ':users', '+inf', id)
         settle_image(prefix, image, now)
     end
-    redis.call('HSET', prefix .. 'req:' .. id, 'images', cmsgpack.pack(names))
+    redis.call('HSET', record_key(prefix, id), 'images', cmsgpack.pack(names))
 end
 
 -- A request ends: its images stay for `life_ms` more; 0 = they are dropped at once, unless others name them. packed:

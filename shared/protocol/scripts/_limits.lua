@@ -156,6 +156,19 @@ local function reserve(prefix, id, given, most, now, base, is_unchecked)
     return nil, states
 end
 
+-- Return how many tokens a request with cache breakpoints has pinned: the report about its prompt in the first item of
+-- its log says so.
+local function pinned_tokens(prefix, id)
+    if redis.pcall('HGET', prefix .. 'req:' .. id, 'pins') ~= '1' then
+        return 0
+    end
+    local entry = redis.pcall('XRANGE', prefix .. 'out:' .. id, '-', '+', 'COUNT', 1)[1]
+    local is_read, item = pcall(cmsgpack.unpack, type(entry) == 'table' and entry[2][2] or '')
+    local report = is_read and type(item) == 'table' and item[6]
+    local pinned = type(report) == 'table' and report[4]
+    return type(pinned) == 'table' and (tonumber(pinned[1]) or 0) + (tonumber(pinned[2]) or 0) or 0
+end
+
 -- Replace the reservation of a request that ends, or that is parked, by what it used: nothing if it computed nothing,
 -- else its prompt and its tokens. Does nothing without a reservation, so a request is settled once.
 --   tokens  of the answer: those that were emitted, or all that were computed if these are more
@@ -200,6 +213,10 @@ local function settle(prefix, id, tokens, outcome)
     for what, amount in pairs({requests = requests, prompt = has_computed and prompt or 0, completion = answer,
         cost = spent_cost}) do
         redis.call('HINCRBY', usage, name .. what, amount)
+    end
+    local pinned = has_computed and prompt > 0 and pinned_tokens(prefix, id) or 0 -- once, with the prompt
+    if pinned > 0 then
+        redis.call('HINCRBY', usage, name .. 'pinned', pinned)
     end
     redis.call('EXPIRE', usage, USAGE_S)
     return rest

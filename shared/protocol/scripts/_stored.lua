@@ -1,5 +1,5 @@
--- Memory of requests that stay, in front of _prelude.lua: those that are stored, in the background or parked, and those
--- with much text. They are counted from `submit` (or `park`) until Redis forgets their keys.
+-- Memory of records that stay, in front of _prelude.lua: requests that are stored, in the background or parked, those
+-- with much text, and conversations (their ids begin with 'conv:'). They are counted from `submit` (or `park`) until Redis forgets their keys.
 --
 -- Hash `held`: the bytes and the owner (id of the API key, '' = none) of each counted request, as '<bytes> <owner>'; the
 -- field '' has the sum of the bytes. Sorted set `holders`: owners by their bytes. Sorted set `ended:<owner>`: counted
@@ -18,6 +18,11 @@ local function weight(prefix, id, emitted)
     local conversation = redis.pcall('STRLEN', prefix .. 'conversation:' .. id)
     return STORED_BYTES + redis.call('HSTRLEN', req, 'body') + redis.call('HSTRLEN', req, 'metadata')
         + (tonumber(conversation) or 0) + LOG_BYTES_PER_TOKEN * emitted
+end
+
+-- Return the key of the hash of a counted request or conversation.
+local function record_key(prefix, id)
+    return prefix .. (string.sub(id, 1, 5) == 'conv:' and id or 'req:' .. id)
 end
 
 -- Change the sums by the bytes of one owner.
@@ -44,12 +49,12 @@ local function count_held(prefix, id, owner, bytes)
     return owner, known
 end
 
--- Count a request, or change its bytes. Return the owner.
+-- Count a record, or change its bytes. Return the owner.
 local function hold(prefix, id, owner, bytes, now)
     local known
     owner, known = count_held(prefix, id, owner, bytes)
     if not known then
-        redis.call('HSET', prefix .. 'req:' .. id, 'held', 1)
+        redis.call('HSET', record_key(prefix, id), 'held', 1)
         redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
     end
     return owner
@@ -66,7 +71,7 @@ local function note_end(prefix, id, owner, now, life_ms)
     redis.call('ZADD', prefix .. 'due', now + life_ms + 1, id)
 end
 
--- Remove a request from the count.
+-- Remove a record from the count.
 local function let_go(prefix, id)
     local bytes, owner = held_of(prefix, id)
     if owner then
@@ -78,15 +83,18 @@ local function let_go(prefix, id)
     end
 end
 
--- Remove a request from the count if its keys are gone.
-local function look_at_request(prefix, id, now)
-    local life = redis.call('PTTL', prefix .. 'req:' .. id)
+-- Remove a record from the count if its keys are gone. No conversation goes before its time, so none is noted as ended.
+local function look_at_record(prefix, id, now)
+    local key = record_key(prefix, id)
+    local life = redis.call('PTTL', key)
     local _, owner = held_of(prefix, id)
     if life == -2 or not owner then
         let_go(prefix, id)
         redis.call('ZREM', prefix .. 'due', id)
     elseif life < 0 then
         redis.call('ZADD', prefix .. 'due', now + LOOK_MS, id)
+    elseif key ~= prefix .. 'req:' .. id then
+        redis.call('ZADD', prefix .. 'due', now + life + 1, id)
     else
         note_end(prefix, id, owner, now, life)
     end
@@ -95,14 +103,14 @@ end
 -- Defined in _images.lua.
 local look_at_image, leave_images
 
--- Remove requests and images whose keys are gone. Return the number of those that were due.
+-- Remove records and images whose keys are gone. Return the number of those that were due.
 local function look(prefix, now)
     local due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', now, 'LIMIT', 0, 64)
     for _, id in ipairs(due) do
         if string.sub(id, 1, 6) == 'image:' then
             look_at_image(prefix, id, now)
         else
-            look_at_request(prefix, id, now)
+            look_at_record(prefix, id, now)
         end
     end
     return #due

@@ -1,13 +1,15 @@
 -- Claim a delivered request for a new attempt, and return the tokens that earlier attempts emitted.
 --   KEYS  request hash, output log
 --   ARGV  prefix, id, queue, entry id, worker, incarnation of its process, attempt token (random, one per delivery,
---         never reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`
+--         never reused), retention (s), deaths with which a request is quarantined; with one less it waits for `begin`;
+--         microseconds that the worker takes for a token of a prompt, and for one of an answer (0 = unknown)
 --   ->    {'claimed', body, gateway, class, emitted, waited_ms, deaths, attempts so far, {item, ...}, traceparent,
 --         token of the previous attempt, '1' if it runs without a client, how it came here and the
 --         holder of its prefix, see `placement_of` in _affinity.lua ('', '' = no worker held one)}
 --         | {'dropped', reason} (there is nothing left to do, and the entry was removed; see shared/protocol/states.py)
 --         | {'lost'} (the entry is pending for another worker by now, or for none: nothing was done)
--- Repeatable with the same attempt token. A request that is unknown, done, cancelled or expired is dropped.
+-- Repeatable with the same attempt token. A request that is unknown, done, cancelled or expired is dropped; and while
+-- others wait, one that has not run yet and would end after its deadline.
 -- The previous owner finds its attempt token in its mailbox: that attempt is over. If the previous owner was another
 -- process, this counts as a death of its worker with this request, unless the request still waited for `begin` there.
 local prefix, id, queue, entry, worker, incarnation, attempt, retention, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4],
@@ -25,7 +27,7 @@ if not pending or pending[2] ~= worker then
 end
 local req = redis.pcall('HMGET', KEYS[1], 'state', 'entry', 'cancel', 'deadline', 'class', 'cost', 'owner', 'attempt',
     'body', 'gateway', 'emitted', 'created', 'incarnation', 'queue', 'metadata', 'deliveries', 'deaths', 'died_at',
-    'all_deaths', 'waits', 'tenant', 'user', 'prefixes', 'affinity', 'history')
+    'all_deaths', 'waits', 'tenant', 'user', 'prefixes', 'affinity', 'history', 'answer')
 
 -- The hash of a request is lost: settle by its log.
 local function drop_unknown()
@@ -83,6 +85,11 @@ end
 if deadline > 0 and now > deadline then
     finish_unowned(prefix, id, 'deadline', 'the deadline passed while the request was waiting', retention)
     return {'dropped', 'deadline'}
+end
+if deadline > 0 and state == 'queued' and emitted == 0 and is_hopeless(prefix, req[26], req[22], deadline - now,
+    ARGV[10], ARGV[11]) then
+    finish_unowned(prefix, id, 'deadline', 'the request has waited for too long to end before its deadline', retention)
+    return {'dropped', 'hopeless'}
 end
 if req[8] ~= attempt then
     if state == 'running' and req[13] ~= incarnation then

@@ -10,7 +10,10 @@
 --         | {'limited', limit that is reached, its account, milliseconds until it allows the request (-1: never)}
 --         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
 --         | {'no_files'} (Redis has lost a file that was not sent) | {'duplicate'} | {'same', id of the first call} | {'conflict'}
+--         | {'locked'} (terms.joins = {id of a conversation, its version for the caller}: a response continues that
+--           conversation, or its items have changed)
 --         | {'full', queued requests, queued tokens}
+--         | {'late', requests before it, milliseconds until it would begin, milliseconds that it would run}
 -- Repeatable: an id is accepted once, so a caller that lost the reply calls again. The caller's gateway becomes a
 -- listener in any case. An idempotency key whose request has expired counts as unused.
 local prefix, id, body, terms = ARGV[1], ARGV[2], ARGV[3], cmsgpack.unpack(ARGV[4])
@@ -36,12 +39,20 @@ if fingerprint then
         return {'same', first[1]}
     end
 end
+local joined = terms.joins and prefix .. 'conv:' .. terms.joins[1]
+if joined and redis.call('HGET', joined, 'version') ~= terms.joins[2] then
+    return {'locked'}
+end
 local load = redis.call('HMGET', prefix .. 'load', 'requests', 'tokens')
 local requests, tokens = tonumber(load[1] or 0), tonumber(load[2] or 0)
 -- One request always fits an empty queue, however large: the engine decides whether it can ever run.
 if requests > 0 and (requests + 1 > terms.max_requests or tokens + cost > terms.max_tokens)
     and not is_below_part(prefix, terms.tenant, cost, requests, tokens, terms.max_requests, terms.max_tokens) then
     return {'full', requests, tokens}
+end
+local late = terms.pace and too_late(prefix, terms)
+if late then
+    return late
 end
 local gateways = {gateway}
 if terms.beside then
@@ -91,7 +102,8 @@ redis.call('HSET', KEYS[1], 'body', body, 'state', 'queued', 'gateway', gateway,
     'emitted', 0, 'deliveries', 0, 'metadata', terms.metadata, 'background', terms.is_background and '1' or '',
     'gateways', cmsgpack.pack(gateways))
 for field, value in pairs({account = terms.owner, rows = terms.rows > 1 and terms.rows or nil,
-    traceparent = terms.traceparent, retention = terms.retention_s, awaited = not terms.max_stored and 1 or nil,
+    traceparent = terms.traceparent, pins = terms.pins and 1 or nil, retention = terms.retention_s, answer = terms.answer,
+    awaited = not terms.max_stored and 1 or nil,
     prefixes = terms.prefixes and cmsgpack.pack(terms.prefixes), affinity = affinity or nil}) do
     redis.call('HSET', KEYS[1], field, value)
 end
@@ -103,6 +115,12 @@ if #images > 0 then
 end
 if terms.conversation then
     redis.call('SET', prefix .. 'conversation:' .. id, terms.conversation)
+end
+if joined then
+    -- `write_conversation` adds the items of this response once it has ended.
+    redis.call('HSET', joined, 'version', id, 'open', id)
+    redis.call('PERSIST', joined)
+    redis.call('SADD', prefix .. 'answering', terms.joins[1])
 end
 if fingerprint then
     redis.call('HSET', KEYS[2], 'id', id, 'fingerprint', fingerprint)

@@ -168,7 +168,7 @@ async def test_the_tokens_of_the_input_are_counted(gateway: RunningGateway, clie
 
 
 async def test_other_paths_are_unknown(gateway: RunningGateway) -> None:
-    for path in ["compact", "other", "resp_/x"]:
+    for path in ["other", "resp_/x"]:
         reply = await gateway.post(f"{PATH}/{path}", {"model": MODEL, "input": "Hello"})
         assert (reply.status, reply.error["code"]) == (404, "not_found")
         assert f"There is nothing at {PATH}/{path}." in reply.error["message"]

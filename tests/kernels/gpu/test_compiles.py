@@ -22,6 +22,8 @@ KERNELS = {
         "kept_kernel",
         "draw_kernel",
         "matmul_kernel",
+        "one_row_kernel",
+        "few_rows_kernel",
         "grouped_matmul_kernel",
         "quantize_rows_kernel",
         "penalties_kernel",

@@ -110,5 +110,6 @@ def test_a_gemma_4_with_heads_of_512_deviates_from_float32_at_most_twice_as_far_
 
 @pytest.mark.slow
 def test_all_layers_add_up_over_ranks_in_both_products(gpu_ops):
+    gpu_ops.replace_kernel("few_rows")  # layers of several ranks go through single operations
     alone, added_up = alone_and_added_up(gpu_ops)
     assert torch.equal(added_up, alone)

@@ -9,16 +9,16 @@ from quire import kernels
 from quire.kernels import fp8_rows
 from quire.kernels.gpu import invariant_matmul, linear, lora, tile_sizes
 from quire.kernels.gpu.fp8_matmul import TritonFp8Linear, fp8_matmul, quantize_rows
-from quire.kernels.gpu.grouped_matmul import TritonGroupedLinear
+from quire.kernels.gpu.grouped_matmul import KINDS, TritonGroupedLinear
 from quire.kernels.gpu.linear import TritonLinear
-from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight, to_fp8
+from quire.kernels.grouped_weight import BITS, FP8, MAX_ZEROS, GroupedWeight, to_fp8
 from quire.kernels.lora import LINEARS, NO_ADAPTER, AdaptedRows, LoraPart, pack_adapter
 from quire.kernels.moe import ExpertWeights, Routing
 from tests.kernels.test_grouped_weight import random_weight
 from tests.support.kernels.implementations import HAS_TRITON, ON_CUDA, TRITON_DTYPES, make_triton_ops
 from tests.support.kernels.interpreter import make_dot_row_invariant
 from tests.support.kernels.oracle import assert_close, slack
-from tests.support.kernels.stacks import PROJECTIONS, make_factors, random
+from tests.support.kernels.stacks import HIDDEN, PROJECTIONS, make_ends, make_factors, random, with_gains
 
 # --- linear layers with the weights of torch: bias, `out`, and float32 results ----------------------------------------
 
@@ -256,6 +256,32 @@ def test_rows_get_the_updates_of_their_adapters(monkeypatch, dtype, name):
     index = [1, NO_ADAPTER, 0, 0, 2, 1] + [2] * 20
     found, expected = both(ops, adapters, index, name, layer=1)
     assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_outputs_get_the_gains_of_their_adapters(monkeypatch, dtype):
+    ops = make_triton_ops(dtype, monkeypatch)
+    adapters = [with_gains(make_factors(1, 8)), make_factors(1, 4), with_gains(make_factors(1, 3, torch.bfloat16))]
+    found, expected = both(ops, adapters, [1, NO_ADAPTER, 0, 0, 2, 1, 0], "gate_up")
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_embeddings_and_logits_get_the_updates_of_their_adapters(monkeypatch, dtype):
+    ops, vocabulary = make_triton_ops(dtype, monkeypatch), 83
+    layers = [[{}, make_ends(8, vocabulary)], [{}, make_ends(5, vocabulary, torch.bfloat16)], make_factors(1, 4)]
+    index = np.array([0, NO_ADAPTER, 1, 1, 0, 2, 0], dtype=np.int32)
+    ids, hidden = torch.randint(vocabulary, (7,), dtype=torch.int32), torch.randn(7, HIDDEN).to(dtype)
+    embeddings, logits = torch.randn(7, HIDDEN).to(dtype), torch.randn(7, vocabulary)
+    found, expected = (embeddings.clone(), logits.clone()), (embeddings.float(), logits.clone())
+    rows = lora.TritonAdaptedRows([ops.pack_adapter(one, 0) for one in layers], index, ids.device)
+    plain = AdaptedRows([pack_adapter(one, ids.device) for one in layers], index, ids.device)
+    for one, (table, scores), x in ((rows, found, hidden), (plain, expected, hidden.float())):
+        one.embed(ids, table)
+        one.head(x, scores)
+    assert_near(found[0], expected[0])
+    near = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+    torch.testing.assert_close(found[1], expected[1], rtol=near, atol=near)
 
 
 @pytest.mark.slow

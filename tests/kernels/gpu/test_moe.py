@@ -7,7 +7,8 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import moe
-from quire.kernels.grouped_weight import FP8, KINDS, MAX_ZEROS, UINT4, GroupedWeight
+from quire.kernels.gpu.grouped_matmul import KINDS
+from quire.kernels.grouped_weight import FP8, MAX_ZEROS, UINT4, GroupedWeight
 from quire.kernels.moe import CLAMPED, ExpertWeights, PackedMoE, Routing, route
 from tests.kernels.test_grouped_weight import random_weight
 from tests.kernels.test_moe import HIDDEN, INNER, make_moe, random

@@ -174,10 +174,10 @@ def test_a_tile_of_prefill_has_room_for_a_group(shape):
 
 
 def test_every_kernel_of_the_table_has_a_replacement(ops):
-    from quire.kernels.gpu.kernel_table import ATTENTION, GRAPH, REPLACEMENTS, KernelTable
+    from quire.kernels.gpu.kernel_table import ATTENTION, FEW_ROWS, GRAPH, REPLACEMENTS, KernelTable
 
     names = {field.name for field in fields(KernelTable)}
-    assert names | {*ATTENTION, GRAPH} == set(REPLACEMENTS)
+    assert names | {*ATTENTION, GRAPH, FEW_ROWS} == set(REPLACEMENTS)
     for name in names:
         function = getattr(KernelTable().with_torch(name), name)
         assert function.__module__ in (

@@ -111,6 +111,10 @@ def _halves_wise(function: Callable[..., np.ndarray], name: str) -> Callable[...
     return compute
 
 
+def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) * y + z
+
+
 def _xorsign_min(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     sign = np.signbit(x) ^ np.signbit(y)
     return np.copysign(np.fmin(np.abs(x), np.abs(y)), np.where(sign, -1.0, 1.0)).astype(x.dtype)
@@ -221,7 +225,15 @@ def function_of(instruction: Instruction) -> Function | None:
     if name == "fma":
         if kind in ("bf16x2", "f16x2"):
             of = kind.removesuffix("x2")
-            return Function(_halves_wise(lambda x, y, z: x.astype(np.float64) * y + z, of), kind, (kind,) * 3)
+            return Function(_halves_wise(_fused, of), kind, (kind,) * 3)
+        if kind in ("bf16", "f16"):
+            return Function(
+                lambda *values: encode_16(
+                    _fused(*(decode_16(one.view("u2"), kind) for one in values)).astype(np.float32), kind
+                ),
+                "b16",
+                (kind,) * 3,
+            )
         wide = WIDER[kind]
         return Function(lambda x, y, z: (x.astype(wide) * y + z).astype(x.dtype), kind, (kind,) * 3)
     if name in ("shl", "shr"):

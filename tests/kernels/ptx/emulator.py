@@ -35,6 +35,7 @@ class Emulator:
         self.renames: set[str] = set()
         self.sources: dict[str, set[str]] = {}  # the PTX of each kernel that ran, before `edit`
         self.instructions = 0  # executed in all
+        self._running: list[np.ndarray] = []  # what kernels have written that may run when a dependent launch starts
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Run all launches of this process here, in place of Triton's interpreter."""
@@ -59,12 +60,17 @@ class Emulator:
         values = [_bits(given[one], kind) for one, kind in compiled.signature.items()]
         values += [0] * (len(program.parameters) - len(values))  # addresses of scratch memory; no kernel uses it
         parameters = dict(zip(program.parameters, values, strict=True))
-        memory = GlobalMemory(one for one in arguments if isinstance(one, torch.Tensor))
+        is_dependent = bool(options.get("launch_pdl"))
+        if not is_dependent:
+            self._running = []
+        tensors = (one for one in arguments if isinstance(one, torch.Tensor))
+        memory = GlobalMemory(tensors, self._running if is_dependent else None)
         block = ThreadBlock(program, parameters, compiled.shared_bytes, memory, name in self.renames)
         width, height, depth = (*grid, 1, 1)[:3]
         with np.errstate(all="ignore"):  # a GPU does not report infinite results
             for z, y, x in itertools.product(range(depth), range(height), range(width)):
                 self.instructions += block.run((x, y, z), (width, height, depth))
+        self._running.append(memory.written)
 
 
 def _bits(value: Any, kind: str) -> int:

@@ -11,10 +11,40 @@ from tests.kernels.ptx.program import PtxFault
 
 
 class GlobalMemory:
-    """Reads and writes the memory of tensors. Any other address raises PtxFault."""
+    """Reads and writes the memory of tensors. Any other address raises PtxFault.
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    running: addresses of bytes that kernels have written which may still run; None unless the launch is a dependent
+    one. Its blocks may read these bytes, and write any, only after their wait (`wait`).
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], running: list[np.ndarray] | None = None) -> None:
         self._take(tensors)
+        self._running = running
+        self._written: list[np.ndarray] = []
+        self.begin_block()
+
+    def begin_block(self) -> None:
+        self._has_waited = self._running is None
+
+    def wait(self) -> None:
+        """Wait for the kernel before this one."""
+        self._has_waited = True
+
+    def end_block(self) -> None:
+        if not self._has_waited:
+            raise PtxFault("the block does not wait for the kernel before it")
+
+    @property
+    def written(self) -> np.ndarray:
+        """The addresses of all bytes that the launch has written."""
+        return np.unique(np.concatenate(self._written)) if self._written else np.empty(0, np.int64)
+
+    def check_read(self, addresses: np.ndarray, size: int) -> None:
+        """Check that a read may begin now."""
+        if not self._has_waited:
+            touched = (addresses[:, None] + np.arange(size)).reshape(-1)
+            if any(np.isin(touched, one).any() for one in self._running or ()):
+                raise PtxFault("reads a result before the wait for it")
 
     def _take(self, tensors: Iterable[torch.Tensor]) -> None:
         found = {(one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()) for one in tensors}
@@ -25,6 +55,7 @@ class GlobalMemory:
 
     def read(self, addresses: np.ndarray, size: int) -> np.ndarray:
         """Return bytes [n, size] at addresses [n] int64."""
+        self.check_read(addresses, size)
         out = np.empty((len(addresses), size), np.uint8)
         for buffer, lanes, at in self._places(addresses, size):
             out[lanes] = buffer[at]
@@ -32,6 +63,9 @@ class GlobalMemory:
 
     def write(self, addresses: np.ndarray, data: np.ndarray) -> None:
         """Write bytes data [n, size] to addresses [n] int64."""
+        if not self._has_waited:
+            raise PtxFault("writes before the wait for the kernel before it")
+        self._written.append((addresses[:, None] + np.arange(data.shape[1])).reshape(-1))
         for buffer, lanes, at in self._places(addresses, data.shape[1]):
             buffer[at] = data[lanes]
 

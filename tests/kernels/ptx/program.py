@@ -10,7 +10,7 @@ class PtxFault(Exception):
 
 
 REGISTER = re.compile(r"%[a-zA-Z_]\w*")
-WRITE_NONE = ("st", "red", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
+WRITE_NONE = ("griddepcontrol", "st", "red", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
 
 
 @dataclass(frozen=True, eq=False)

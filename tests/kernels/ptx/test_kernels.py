@@ -6,10 +6,12 @@ import torch
 
 from quire import kernels
 from quire.kernels.gpu import invariant_matmul, lora, moe, tile_sizes
-from quire.kernels.grouped_weight import BITS, FP8, KINDS, MAX_ZEROS, GroupedWeight
+from quire.kernels.gpu.few_rows import products
+from quire.kernels.gpu.grouped_matmul import KINDS
+from quire.kernels.grouped_weight import BITS, FP8, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LINEARS, NO_ADAPTER, LoraPart
 from quire.kernels.moe import Routing
-from tests.kernels.gpu import test_attention_parts, test_logits, test_matmul, test_moe, test_rows
+from tests.kernels.gpu import test_attention_parts, test_few_rows, test_logits, test_matmul, test_moe, test_rows
 from tests.kernels.gpu.test_matmul import assert_near, both
 from tests.kernels.ptx.conftest import BOTH_DTYPES
 from tests.kernels.ptx.emulator import Emulator
@@ -294,3 +296,24 @@ def test_input_features_of_several_tiles(emulator: Emulator, emulated_ops: kerne
     lora.TritonAdaptedRows([adapter], np.zeros(3, dtype=np.int32), x.device).apply(0, "o", x, y)
     assert_near(y, expected)
     assert emulator.sources.keys() == {"shrink_kernel", "expand_kernel"}
+
+
+# --- steps of a few rows, compiled for Hopper -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 96, 64), (1, 20, 1500), (5, 40, 200)], ids=str)
+@pytest.mark.parametrize("gate", [products.PLAIN, products.SILU_MUL])
+def test_products_of_few_rows(
+    emulator: Emulator, emulated_ops: kernels.Ops, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], gate: int
+) -> None:
+    test_few_rows.test_products_round_where_single_operations_round(monkeypatch, emulated_ops.dtype, *shape, gate)
+    assert {"one_row_kernel", "few_rows_kernel"} & emulator.sources.keys()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_layers_of_few_rows(
+    emulator: Emulator, wide_ops: kernels.Ops, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    test_few_rows.test_all_layers_are_those_of_the_reference(monkeypatch, count, "norms, biases, gelu, window")
+    dependent = {"few_rows_kernel" if count > 1 else "one_row_kernel", "rope_and_cache_kernel", "decode_kernel"}
+    assert all("griddepcontrol.wait" in ptx for name in dependent for ptx in emulator.sources[name])

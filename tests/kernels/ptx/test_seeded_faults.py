@@ -13,7 +13,7 @@ from quire import kernels
 from quire.kernels.gpu import moe, tile_sizes
 from quire.kernels.grouped_weight import FP8
 from quire.kernels.moe import Routing
-from tests.kernels.gpu import test_attention_parts, test_logits
+from tests.kernels.gpu import test_attention_parts, test_few_rows, test_logits
 from tests.kernels.gpu.test_attention import share_keys
 from tests.kernels.ptx.emulator import Emulator
 from tests.kernels.ptx.program import PtxFault
@@ -28,8 +28,9 @@ from tests.support.kernels.oracle import assert_close, slack
 BARRIER = "bar.sync"
 COPIES = ["cp.async.commit_group", "cp.async.wait_group"]
 PRODUCTS = ["fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group"]
+DEPENDENCY = ["griddepcontrol.wait"]
 SYNCHRONISATION = re.compile(
-    rf"^\s*(?:@!?%p\d+\s+)?({'|'.join(map(re.escape, [BARRIER, *COPIES, *PRODUCTS]))})\b.*$", re.M
+    rf"^\s*(?:@!?%p\d+\s+)?({'|'.join(map(re.escape, [BARRIER, *COPIES, *PRODUCTS, *DEPENDENCY]))})\b.*$", re.M
 )
 
 Run = Callable[[Emulator, pytest.MonkeyPatch], None]
@@ -122,6 +123,14 @@ def adapters(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     check_adapters(emulator, make_triton_ops(torch.bfloat16, monkeypatch))
 
 
+def one_row(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_few_rows.test_all_layers_are_those_of_the_reference(monkeypatch, 1, "plain")
+
+
+def few_rows(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_few_rows.test_all_layers_are_those_of_the_reference(monkeypatch, 3, "plain")
+
+
 # The kernel, the run, and the kinds of synchronisation that the kernel has.
 KERNELS: list[tuple[str, Run, list[str]]] = [
     ("matmul_kernel", matmul, [BARRIER, *COPIES, *PRODUCTS]),
@@ -148,6 +157,10 @@ KERNELS: list[tuple[str, Run, list[str]]] = [
     ("shrink_kernel", adapters, [BARRIER, *COPIES]),
     ("expand_kernel", adapters, [BARRIER]),
     ("grouped_kernel", experts_of_codes, [BARRIER, *COPIES, *PRODUCTS]),
+    ("one_row_kernel", one_row, [BARRIER, *DEPENDENCY]),
+    ("few_rows_kernel", few_rows, [BARRIER, *COPIES, *DEPENDENCY]),
+    ("rope_and_cache_kernel", few_rows, DEPENDENCY),
+    ("decode_kernel", few_rows, [BARRIER, *COPIES, *DEPENDENCY]),
 ]
 
 

@@ -53,7 +53,20 @@ class Copies:
 
 WARP = 32
 END = -1  # in place of the next instruction
-COLLECTIVE = {"bar", "barrier", "fence", "shfl", "redux", "ldmatrix", "stmatrix", "mma", "wgmma", "cp", "ret"}
+COLLECTIVE = {
+    "griddepcontrol",
+    "bar",
+    "barrier",
+    "fence",
+    "shfl",
+    "redux",
+    "ldmatrix",
+    "stmatrix",
+    "mma",
+    "wgmma",
+    "cp",
+    "ret",
+}
 MAX_STEPS = 20_000_000  # of one block: more are an endless loop
 
 Run = Callable[[], int | None]
@@ -114,6 +127,7 @@ class ThreadBlock:
         self._shared.clear()
         self._copies.clear()
         self._products.clear()
+        self._memory.begin_block()
         self._active[:] = True
         self._elsewhere = {}
         steps, at, runs, under_way = 0, 0, self._runs, self._products
@@ -145,6 +159,7 @@ class ThreadBlock:
                     raise PtxFault("the program does not end")
             self._copies.check_complete()
             self._products.check_complete()
+            self._memory.end_block()
         except PtxFault as fault:
             where = self._program.instructions[at].text if at != END else "at the end"
             raise PtxFault(f"{self._program.name}, block {place}: {fault}: {where}") from None
@@ -219,7 +234,7 @@ class ThreadBlock:
         binders = {
             "bra": self._branch, "ret": self._return, "mov": self._move, "ld": self._load, "st": self._store,
             "cp": self._copy, "bar": self._barrier, "barrier": self._barrier, "fence": self._fence,
-            "atom": self._atomic,
+            "atom": self._atomic, "griddepcontrol": self._grid_dependency,
             "shfl": self._shuffle, "redux": self._reduce, "ldmatrix": self._load_matrix,
             "stmatrix": self._store_matrix, "mma": self._warp_product, "wgmma": self._product,
         }  # fmt: skip
@@ -381,6 +396,7 @@ class ThreadBlock:
             active = mask().copy()
             at, from_, read = to()[active], source()[active], count[active]
             warps = self._warps[active]
+            self._memory.check_read(from_[read > 0], size)
             self._shared.begin_copy(at, size, warps)
 
             def deliver() -> None:
@@ -398,6 +414,10 @@ class ThreadBlock:
         if "warp" in instruction.parts:
             return lambda: None  # the lanes of a warp are in step
         return self._shared.barrier
+
+    def _grid_dependency(self, instruction: Instruction) -> Run:
+        """Bind `griddepcontrol`. The next kernel may start at any time, which `GlobalMemory` takes it to do."""
+        return self._memory.wait if instruction.parts[1] == "wait" else lambda: None
 
     def _fence(self, instruction: Instruction) -> Run:
         return self._shared.fence if "proxy" in instruction.parts else lambda: None

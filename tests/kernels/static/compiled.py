@@ -28,6 +28,8 @@ LOOPING = (
     "decode_kernel",
     "prefill_kernel",
     "matmul_kernel",
+    "one_row_kernel",
+    "few_rows_kernel",
     "grouped_matmul_kernel",
     "grouped_kernel",
 )

@@ -56,7 +56,7 @@ def test_help_loads_neither_torch_nor_aiohttp() -> None:
 
 
 # They serve, hold a screen, or print a script.
-WITHOUT_RESULTS = {"serve", "gateway", "worker", "completion"}
+WITHOUT_RESULTS = {"models add", "models remove", "serve", "gateway", "worker", "completion"}
 
 
 def test_each_command_that_prints_a_result_prints_it_as_json_too() -> None:

@@ -236,6 +236,22 @@ def test_codex_with_the_name_of_a_model_that_gets_its_tools_in_an_item(
         assert set(read_calls(agent)) == {200}
 
 
+def test_codex_has_the_server_compact_a_thread(programs: Path, url: str, tmp_path: Path) -> None:
+    """Codex asks a provider with the name OpenAI, and sends the compaction in the place of the answers before it."""
+    with Relay(url) as relay:
+        agent = codex(programs, relay, tmp_path)
+        config = (tmp_path / "config.toml").read_text()
+        config = config.replace('name = "quire"', 'name = "OpenAI"')
+        (tmp_path / "config.toml").write_text(f"model_auto_compact_token_limit = 1000\n{config}")
+        assert SAID in agent.tell(QUESTION)
+        assert SAID in agent.tell("And now?", again=True)
+        asked = [call.body["input"] for call in agent.calls]
+        [at, *_] = [index for index, items in enumerate(asked) if items[-1]["type"] == "compaction_trigger"]
+        assert "compaction" in {item["type"] for item in asked[-1]}
+        assert len(asked) > at + 1
+        assert set(read_calls(agent)) == {200}
+
+
 def test_claude_code(programs: Path, url: str, tmp_path: Path) -> None:
     with Relay(url) as relay:
         agent = claude(programs, relay, tmp_path)

@@ -271,7 +271,7 @@ def test_what_all_gateways_show_of_a_lane_is_never_added_up() -> None:
         shared = [
             name
             for name, _ in metrics_of(expr)
-            if re.match("quire_(lane|queue_(requests|tokens|oldest|tenants)|live_workers|retry_after)", name)
+            if re.match("quire_(lane|queue_(requests|tokens|oldest|tenants)|(live_work|hosted_mod)|retry_after)", name)
         ]
         assert len(re.findall(r"max by \(model", expr)) == len(shared), where
 

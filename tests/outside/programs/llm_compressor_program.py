@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from llmcompressor import oneshot
 from llmcompressor.modifiers.quantization import GPTQModifier, QuantizationModifier
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 SAMPLES, LENGTH = 16, 32
+CALIBRATED = ("gptq", "gptq_static", "nvfp4")
 
 
 def group(**weights: Any) -> dict[str, Any]:
@@ -39,6 +43,9 @@ CASES: dict[str, Any] = {
     "w8a8": lambda: QuantizationModifier(targets="Linear", scheme="W8A8", ignore=["lm_head"]),
     "fp8_dynamic": lambda: QuantizationModifier(targets="Linear", scheme="FP8_DYNAMIC", ignore=["lm_head"]),
     "fp8_block": lambda: QuantizationModifier(targets="Linear", scheme="FP8_BLOCK", ignore=["lm_head"]),
+    "nvfp4": lambda: QuantizationModifier(targets="Linear", scheme="NVFP4", ignore=["lm_head"]),
+    "nvfp4a16": lambda: QuantizationModifier(targets="Linear", scheme="NVFP4A16", ignore=["lm_head"]),
+    "mxfp4a16": lambda: QuantizationModifier(targets="Linear", scheme="MXFP4A16", ignore=["lm_head"]),
     "gptq": lambda: GPTQModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"], actorder=None),
     "gptq_static": lambda: GPTQModifier(targets="Linear", scheme="W4A16", ignore=["lm_head"], actorder="static"),
 }
@@ -53,15 +60,29 @@ def calibration(model: Any) -> dict[str, Any]:
     return {"dataset": loader, "num_calibration_samples": SAMPLES, "max_seq_length": LENGTH}
 
 
+def wide_nvfp4(path: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of NVFP4 layers as the package decompresses them, but in float32: it takes bfloat16."""
+    tensors, weights = load_file(path), {}
+    arguments = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
+    for name in (name for name in tensors if name.endswith(".weight_packed")):
+        layer, packed = name.removesuffix(".weight_packed"), tensors[name]
+        codes = unpack_fp4_from_uint8(packed, packed.shape[0], 2 * packed.shape[1], dtype=torch.float32)
+        scale, whole = tensors[f"{layer}.weight_scale"].float(), tensors[f"{layer}.weight_global_scale"]
+        weights[f"{layer}.weight"] = dequantize(codes, scale, args=arguments, global_scale=whole, dtype=torch.float32)
+    return weights
+
+
 def main() -> None:
     source, out, prompts = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(Path(sys.argv[3]).read_text())
     for name, recipe in CASES.items():
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-        oneshot(model=model, recipe=recipe(), **(calibration(model) if name.startswith("gptq") else {}))
+        oneshot(model=model, recipe=recipe(), **(calibration(model) if name in CALIBRATED else {}))
         model.save_pretrained(out / name, save_compressed=True)
         decompressed = AutoModelForCausalLM.from_pretrained(
             out / name, dtype=torch.float32, quantization_config=CompressedTensorsConfig(run_compressed=False)
         ).state_dict()
+        if name.startswith("nvfp4"):
+            decompressed |= wide_nvfp4(out / name / "model.safetensors")
         plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)  # which rounds no activations
         plain.load_state_dict({key: decompressed[key].float() for key in plain.state_dict()})
         with torch.inference_mode():

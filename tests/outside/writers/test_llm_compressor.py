@@ -56,6 +56,9 @@ KEPT = {
     "w8a8": "as int8 without further rounding",
     "fp8_dynamic": "as fp8 without further rounding",
     "fp8_block": "as fp8 without further rounding",
+    "nvfp4": "as nvfp4 without further rounding",
+    "nvfp4a16": "as nvfp4 without further rounding",
+    "mxfp4a16": "as mxfp4 without further rounding",
     "gptq": "as uint4 without further rounding",
     "gptq_static": "as uint4 without further rounding",
 }

@@ -362,7 +362,7 @@ async def test_usage_is_read_by_day_key_and_model(redis_url: str) -> None:
 
 def test_no_name_in_the_csv_is_a_formula() -> None:
     text = as_csv([UsageRow("2026-01-02", "k", "=1+1", 1, 2, 3, 5 * 10**8)])
-    assert text.splitlines()[1] == "2026-01-02,k,'=1+1,1,2,3,0.5"
+    assert text.splitlines()[1] == "2026-01-02,k,'=1+1,1,2,3,0.5,0"
 
 
 # --- backup -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from quire.shared.protocol.messages import (
     OUTCOMES,
     POOLINGS,
     VERSION,
+    CacheBreakpoint,
     Delta,
     GenerationRequest,
     ImageRef,
@@ -48,7 +49,7 @@ from quire.shared.protocol.sampling_params import (
 REQUEST = GenerationRequest("r", "m", (1, 2), SamplingParams(max_tokens=3, stop=("x",)))
 FORK = dataclasses.replace(REQUEST, forked_from="o", num_kept=1, first_choice=2)
 OF_FORKS = ("forked_from", "num_kept", "first_choice")
-OPTIONAL = ("prediction", "images", *OF_FORKS)
+OPTIONAL = ("prediction", "images", "breakpoints", "pinned_for", "score_tokens", *OF_FORKS)
 
 
 @given(st.binary(max_size=200))
@@ -156,6 +157,16 @@ def test_images_of_a_request_have_digests_and_do_not_overlap(images: Any) -> Non
     assert seeing.digests == ("0" * 64, "1" * 64)
     with pytest.raises(MessageError, match="images"):
         GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "images": images}))
+
+
+@pytest.mark.parametrize(
+    "breakpoints", [8, [[8]], [[0, 300]], [[-1, 300]], [[8, 0]], [[8, 3601]], [["8", 300]], [[8, 300]] * 5]
+)
+def test_breakpoints_of_a_request_have_a_place_and_a_time(breakpoints: Any) -> None:
+    pinning = replace(REQUEST, breakpoints=(CacheBreakpoint(8, 3600), CacheBreakpoint(16, 300)), pinned_for="k")
+    assert GenerationRequest.decode(pinning.encode()) == pinning
+    with pytest.raises(MessageError, match="breakpoints"):
+        GenerationRequest.decode(msgpack.packb({**_map(REQUEST), "breakpoints": breakpoints}))
 
 
 def test_a_worker_card_comes_back_as_it_was() -> None:
@@ -517,6 +528,8 @@ RECORDS = struct.pack("<fIfI", -1.0, 3, -2.5, 1)
         PromptReport(0, pack_token_ids(PROMPT)),
         PromptReport(2, pack_token_ids(PROMPT), RECORDS),
         PromptReport(0, pack_token_ids(PROMPT[:1]), b""),
+        PromptReport(2, None, None, (16, 0)),
+        PromptReport(0, None, None, (8, 16)),
     ],
 )
 def test_a_report_survives_the_way(report: PromptReport) -> None:
@@ -541,6 +554,10 @@ def test_a_report_has_the_token_ids_of_the_prompt() -> None:
         [0, b"123", None],
         [0, "1234", None],
         [0, None, RECORDS],
+        [0, None, None, None],
+        [0, None, None, [1]],
+        [0, None, None, [1, -1]],
+        [0, None, None, [1, 1], 1],
         [0, pack_token_ids(PROMPT), RECORDS[:-4]],
         [0, pack_token_ids(PROMPT), struct.pack("<fIfI", 1.0, 3, -2.5, 1)],
         [0, pack_token_ids(PROMPT), "text"],

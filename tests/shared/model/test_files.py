@@ -308,7 +308,7 @@ def test_the_demo_model() -> None:
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"} == files.keys()
     config = json.loads(files["config.json"])
     assert config["vocab_size"] > 0
-    assert "architectures" not in config
+    assert "num_hidden_layers" not in config
     manifest = manifest_of("demo", (), files)
     assert [entry.name for entry in manifest.files] == sorted(files)
 

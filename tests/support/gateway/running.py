@@ -16,6 +16,7 @@ import aiohttp
 import openai
 from tokenizers import Tokenizer
 
+from quire.gateway.model.scoring import ScoreSettings
 from quire.gateway.model.served_model import load_model
 from quire.gateway.server.app import create_app
 from quire.gateway.server.http_server import GatewayRunner, start_site
@@ -281,6 +282,7 @@ async def running_gateway(settings: GatewaySettings, tracer: Any = None) -> Asyn
         settings.generation_config == "auto",
         settings.tool_call_format,
         settings.reasoning_format,
+        scores=ScoreSettings(settings.score_texts, settings.score_template),
     )
     gateway = Gateway(settings, model, tracer)
     runner = GatewayRunner(create_app(gateway))

@@ -10,6 +10,9 @@ module records every address, byte by byte, and raises an AssertionError that na
 - a program writes memory that it has read with fewer values than it has threads: several threads read the same value
   then, and a late thread may find the new value,
 - a program reads or writes memory that a program of the launch changes atomically. Atomic operations may meet.
+- a program of a dependent launch (`launch_pdl`) ends without waiting for the kernel before it, writes before that wait,
+  or reads before it what a kernel has written that may still run: one of the dependent launches before it, or the last
+  launch of another kind.
 
 The masked lanes of a load without `other` are undefined on a GPU. Here they are NaN or the largest number.
 """
@@ -29,12 +32,15 @@ class Accesses:
     """The accesses of the current launch."""
 
     def __init__(self) -> None:
-        self._begin(np.empty((0, 2), np.int64), 0)
+        self._begin(np.empty((0, 2), np.int64), 0, False)
+        self._chain: list[np.ndarray] = []  # what kernels have written that may still run
 
     def install(self) -> None:
         """Watch all launches of the interpreter in this process from now on."""
         from triton.runtime import interpreter
         from triton.runtime.errors import InterpreterError
+
+        from quire.kernels.gpu.few_rows import dependent_launch
 
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         load, store, place = builder.create_masked_load, builder.create_masked_store, builder.set_grid_idx
@@ -62,11 +68,12 @@ class Accesses:
 
         def watched_arguments(self_: Any, *arguments: Any) -> Any:
             positional, named = to_host(self_, *arguments)
-            self._begin(_extents([*positional, *named.values()]), self._launch_threads)
+            self._begin(_extents([*positional, *named.values()]), self._launch_threads, self._launch_is_dependent)
             return positional, named
 
         def watched_launch(self_: Any, *arguments: Any, **named: Any) -> Any:
             warps = named.get("num_warps", DEFAULT_WARPS)
+            self._launch_is_dependent = named.get("launch_pdl", False)
             self._launch_threads = THREADS_OF_WARP * warps if warps > 1 else 0  # the threads of one warp load together
             try:
                 launch(self_, *arguments, **named)
@@ -84,10 +91,14 @@ class Accesses:
         builder.create_atomic_rmw = watched_change
         builder.set_grid_idx, executor.__call__ = watched_place, watched_launch
         executor._init_args_hst = watched_arguments
+        dependent_launch.gdc_wait, dependent_launch.gdc_launch_dependents = self.wait, lambda: None
 
-    def _begin(self, extents: np.ndarray, threads: int) -> None:
+    def _begin(self, extents: np.ndarray, threads: int, is_dependent: bool) -> None:
         self._extents = extents  # [n, 2]: first byte of each tensor, and the byte after its last
         self._threads = threads
+        self._is_dependent, self._has_waited = is_dependent, True
+        if not is_dependent:
+            self._chain = []
         self._read: list[np.ndarray] = []
         self._shared: list[np.ndarray] = []  # the reads that several threads have made
         self._written: list[np.ndarray] = []
@@ -95,8 +106,14 @@ class Accesses:
         self._reads: list[np.ndarray] = []  # of each finished program
         self._writes: list[np.ndarray] = []
 
+    def wait(self) -> None:
+        self._has_waited = True
+
     def read(self, ptrs: Any, mask: Any) -> None:
         touched = self._bytes(ptrs, mask)
+        if not self._has_waited:
+            for written in self._chain:
+                assert not np.isin(touched, written).any(), "a program reads a result before it waits for it"
         for written in self._written:
             assert not np.isin(touched, written).any(), "a program reads what it has written"
         self._read.append(touched)
@@ -104,6 +121,7 @@ class Accesses:
             self._shared.append(touched)
 
     def write(self, ptrs: Any, mask: Any) -> None:
+        assert self._has_waited, "a program writes before it waits for the kernel before it"
         touched = self._bytes(ptrs, mask)
         assert len(np.unique(touched)) == len(touched), "one store writes to a place twice"
         for written in self._written:
@@ -119,10 +137,14 @@ class Accesses:
         self._reads.append(_unique(self._read))
         self._writes.append(_unique(self._written))
         self._read, self._shared, self._written = [], [], []
+        assert self._has_waited, "a program does not wait for the kernel before it"
+        self._has_waited = not self._is_dependent
 
     def finish(self) -> None:
         self.next_program()
+        self._has_waited = True
         written, writer = _flat(self._writes)
+        self._chain.append(written)
         order = np.argsort(written, kind="stable")
         written, writer = written[order], writer[order]
         assert not (written[1:] == written[:-1]).any(), "two programs write to one place"

@@ -28,11 +28,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.gpu.attention import AttentionPlan
+from quire.kernels.gpu.few_rows import products
 from quire.kernels.gpu.fp8_matmul import quantize_rows
+from quire.kernels.gpu.grouped_matmul import KINDS
 from quire.kernels.gpu.lora import TritonAdaptedRows
 from quire.kernels.gpu.ops import TritonOps
 from quire.kernels.gpu.rope import rope_and_cache
-from quire.kernels.grouped_weight import KINDS, MAX_ZEROS, GroupedWeight
+from quire.kernels.grouped_weight import MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LoraPart
 from quire.kernels.moe import CLAMPED, GELU, ExpertWeights, Routing
 from tests.support.kernels.stacks import make_cache_stack
@@ -196,7 +198,12 @@ def make_ops(dtype: str, fp8: bool = False, invariant: bool = False) -> TritonOp
         kv_dtype = torch.float8_e4m3fn if fp8 else None
         ops = TritonOps("cpu", DTYPES[dtype], kv_dtype, batch_invariant=invariant)
     # An H200 has 132 multiprocessors. With few, no keys of prefill are cut into chunks.
-    ops.launch_options = replace(ops.launch_options, multiprocessors=132, large_shared_memory=large_shared_memory)
+    ops.launch_options = replace(
+        ops.launch_options,
+        multiprocessors=132,
+        large_shared_memory=large_shared_memory,
+        dependent_launch=compute_capability >= 90,
+    )
     return ops
 
 
@@ -212,6 +219,9 @@ def attend(shape: Attention) -> None:
         q = rope_and_cache(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, keep_k)
         if norm is not None:
             rope_and_cache(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, keep_k, norm)
+    dependent = ops.launch_options.dependent_launch and not shape.invariant
+    if dependent:
+        rope_and_cache(qkv, *where, *caches, heads, kv_heads, norm, norm, 1e-6, pdl=True)
     table = torch.zeros(tokens, 4096 // shape.block_size, dtype=torch.int32)  # room for several chunks in each mode
     starts = torch.arange(tokens + 1, dtype=torch.int32)
     fresh = tuple(qkv.view(tokens, -1, d)[:, heads:].split(kv_heads, dim=1))
@@ -221,6 +231,9 @@ def attend(shape: Attention) -> None:
         step = AttentionPlan(ops.launch_options, *of_step, split=split)
         extras = (torch.zeros(heads), 30.0) if shape.capped else (None, 0.0)
         step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None, *extras)
+        if dependent and not split:
+            step.dependent = True
+            step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), None, *extras)
 
 
 def rows(dtype: str) -> None:
@@ -254,6 +267,24 @@ def coded(kind: str, n: int, k: int) -> GroupedWeight:
     """Return weights [n, k] of codes; k: a multiple of 32."""
     zeros = torch.zeros(n, k // 32, dtype=torch.uint8) if kind in MAX_ZEROS else None
     return GroupedWeight(torch.zeros(n, k, dtype=torch.uint8), torch.ones(n, k // 32), kind, zeros)
+
+
+# Hidden and inner features of Qwen3-0.6B and of Llama-3.1-8B.
+WIDTHS = [(1024, 3072), (4096, 14336)]
+
+
+def few_rows(dtype: str) -> None:
+    """Launch the products of steps of one and of eight rows: after a norm, with a gate, and with a sum."""
+    ops = make_ops(dtype)
+    options = ops.launch_options.multiprocessors, ops.launch_options.dependent_launch
+    for rows, (hidden, inner) in product((1, 8), WIDTHS):
+        x, wide = (torch.zeros(rows, width, dtype=ops.dtype) for width in (hidden, inner))
+        norm, bias = x[0], torch.zeros(2 * hidden, dtype=ops.dtype)
+        # The weights are views of one row: a launch only compiles.
+        weight, gate_up = norm.expand(2 * hidden, hidden), norm.expand(2 * inner, hidden)
+        products.product(x, weight, bias, *options, norm)
+        products.product(x, gate_up, None, *options, norm, gate=products.SILU_MUL)
+        products.product(wide, wide[0].expand(hidden, inner), None, *options, residual=x)
 
 
 def experts(dtype: str) -> None:
@@ -342,6 +373,7 @@ def main(argv: list[str] | None = None) -> int:
         for dtype in DTYPES if args.part else ("bf16",):
             compiler.what = dtype
             rows(dtype)
+            few_rows(dtype)
             experts(dtype)
             adapters(dtype)
         compiler.what = ""

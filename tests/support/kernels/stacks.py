@@ -1,5 +1,6 @@
 """Stacks of small random layers with full caches, and a step of them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -232,6 +233,32 @@ def make_factors(
         }
         for _ in range(layers)
     ]
+
+
+def with_gains(layers: list[LoraLayer]) -> list[LoraLayer]:
+    """Give the outputs of these factors gains around 1 and shifts around 0."""
+
+    def gains(part: LoraPart) -> torch.Tensor:
+        return torch.stack([1 + torch.randn(len(part.b)) / 4, torch.randn(len(part.b)) / 4])
+
+    return [
+        {name: [replace(part, gains=gains(part)) for part in parts] for name, parts in layer.items()}
+        for layer in layers
+    ]
+
+
+def make_norms(layers: int, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
+    """Make norms of an adapter for each second layer, and a final one."""
+    sizes = {"input_norm": HIDDEN, "mlp_norm": HIDDEN, "q_norm": D, "k_norm": D}
+    own = [{name: random(size, dtype=dtype) for name, size in sizes.items()} if at % 2 else {} for at in range(layers)]
+    return [*own, {"input_norm": random(HIDDEN, dtype=dtype)}]
+
+
+def make_ends(rank: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> LoraLayer:
+    """Make factors of embedding and head, those of the head with gains."""
+    embedding = LoraPart(random(rank, vocabulary, dtype=dtype), random(HIDDEN, rank, dtype=dtype), 2.0)
+    head = LoraPart(random(rank, HIDDEN, dtype=dtype), random(vocabulary, rank, dtype=dtype), 3.0)
+    return {"embedding": [embedding], **with_gains([{"head": [head]}])[0]}
 
 
 def merged(weight: torch.Tensor, parts: list[LoraPart]) -> torch.Tensor:

@@ -67,7 +67,7 @@ class Blocks(RuleBasedStateMachine):
 
     def cached(self) -> list[int]:
         """Return the cached blocks without owner, in the order of eviction."""
-        return list(self.blocks._cached)
+        return list(self.blocks.cached)
 
     def hashed(self) -> set[int]:
         """Return the blocks that a prefix is found by."""

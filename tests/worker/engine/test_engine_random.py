@@ -7,6 +7,7 @@ without prefix caching. No request starves, nothing leaks, and each result equal
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.kernels import StepInterrupted
-from quire.shared.protocol.messages import POOLINGS, Delta, GenerationRequest, SamplingParams, StepItem
+from quire.shared.protocol.messages import POOLINGS, CacheBreakpoint, Delta, GenerationRequest, SamplingParams, StepItem
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.features.drafts.drafter import Drafter
@@ -149,6 +150,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         pinned=st.sampled_from([(), (), (5,), (8, 11)]),
         runner=st.sampled_from([Runner, DeviceRunner, graphed, Stumbling, Interrupted]),
         drafter=st.sampled_from([None, Drafter, knowing(answer_of), knowing(answer_of)]),
+        call_pins=st.sampled_from([(0, 0), (3, 2), (12, 12)]),
         spill=st.sampled_from(
             [None, SpillKind(3, 0), SpillKind(40, 0), SpillKind(3, 12), SpillKind(40, 4), SpillKind(40, 200)]
         ),
@@ -166,6 +168,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         pinned: tuple[int, ...],
         runner: Callable[..., Runner],
         drafter: Callable[..., AnyDrafter] | None,
+        call_pins: tuple[int, int],
         spill: SpillKind | None,
     ) -> None:
         spills = {"spills": True} if spill is not None and prefix_caching and not self.has_states else {}
@@ -180,8 +183,12 @@ class EngineUnderLoad(RuleBasedStateMachine):
             max_prefill_tokens=max_prefill_tokens,
             preemption=preemption,
             prefix_caching=prefix_caching,
+            max_pinned_blocks=call_pins[0],
+            max_owner_pinned_blocks=call_pins[1],
             **spills,
         )
+        # A second of the pins passes with each step.
+        self.engine.groups.blocks.cached.clock = lambda: float(self.engine.num_steps)
         if spill is not None and spills:
             folder = Path(self.folder.name) if spill.num_blocks else None
             attach(self.engine, folder, spill.num_places, max_bytes=4 * PAGE + spill.num_blocks * (PAGE + ENTRY.size))
@@ -205,6 +212,8 @@ class EngineUnderLoad(RuleBasedStateMachine):
         max_tokens=st.integers(1, 20),
         salt=st.sampled_from(["", "", "s"]),
         priority=st.integers(0, 2),
+        breakpoints=st.lists(st.builds(CacheBreakpoint, st.integers(1, 30), st.integers(1, 30)), max_size=2),
+        pinned_for=st.sampled_from("ab"),
     )
     def ask(
         self,
@@ -215,6 +224,8 @@ class EngineUnderLoad(RuleBasedStateMachine):
         max_tokens: int,
         salt: str,
         priority: int,
+        breakpoints: list[CacheBreakpoint],
+        pinned_for: str,
     ) -> None:
         params = method | extras | {"max_tokens": max_tokens}
         if "beam_width" not in params:
@@ -224,6 +235,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
                 params.pop(name, None)
         self.num_asked += 1
         asked = request(f"r{self.num_asked}", prompt, salt, **params)
+        asked = replace(asked, breakpoints=tuple(breakpoints), pinned_for=pinned_for)
         try:
             self.engine.add(asked, priority=priority)
         except RequestRefused:

@@ -51,6 +51,9 @@ MORE_CASES = [
     ("lfm2", "awq"),
     ("falcon-h1", "w8a16"),
     ("granite-moe-hybrid", "ct-fp8-channel"),
+    ("qwen3-next", "modelopt-nvfp4"),
+    ("lfm2", "nf4-double"),
+    ("falcon-h1", "bnb-int8"),
 ]
 
 
@@ -90,7 +93,7 @@ def test_quantised_checkpoints_give_the_tokens_of_their_dequantised_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", one_in(2, [torch.float32, torch.bfloat16]))
-@pytest.mark.parametrize("name", ["fp8-block", "awq", "w8a8"])
+@pytest.mark.parametrize("name", ["fp8-block", "awq", "w8a8", "nf4-double", "modelopt-nvfp4"])
 def test_logits_are_those_of_the_dequantised_weights(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     try:
         kernels.CpuOps(dtype)  # plain torch keeps the weights in 16 bits

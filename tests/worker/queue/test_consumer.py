@@ -21,6 +21,7 @@ from quire.shared.text.grammar import ANY_OBJECT
 from quire.worker.queue.committer import Committer
 from quire.worker.queue.consumer import Consumer
 from quire.worker.queue.counts import ClaimCounts
+from quire.worker.queue.executor import ExecutorStatus
 from tests.worker.queue.test_attempt_spans import PARENT, RecordingTracer
 
 KEYS = LaneKeys("lane")
@@ -49,6 +50,7 @@ class Engine:
         self.prepared: list[tuple[threading.Thread, list[tuple[str, str]]]] = []
         self.may_start = threading.Event()
         self.finished: list[tuple[str, str]] = []
+        self.status = ExecutorStatus(free_blocks=1, running=0, waiting=0, steps=1, slowest_step_s=0.0)
 
     @property
     def free_rows(self) -> int:

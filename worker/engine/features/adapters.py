@@ -5,29 +5,42 @@ A running request keeps its adapter, even if that is unloaded meanwhile.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
-from quire.kernels.ops import NO_ADAPTER, AdapterBatch
+from quire.kernels.ops import NO_ADAPTER, AdapterBatch, PackedAdapter
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import RequestRefused
 from quire.worker.engine.sequence import Adapter
 
+GIB = 1 << 30
+
 
 class Adapters:
-    """At most `limit` loaded adapters. Used by the engine's thread; other threads may read `held`."""
+    """At most `limit` loaded adapters of `max_bytes`. Used by the engine's thread; other threads may read `held`."""
 
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 0, max_bytes: int = 1 << 62) -> None:
+        self.limit, self.max_bytes = limit, max_bytes
         self._by_name: dict[str, Adapter] = {}
         # Pairs of name and digest; replaced as a whole, so that other threads can read it.
         self.held: tuple[tuple[str, str], ...] = ()
 
     def add(self, adapter: Adapter) -> None:
-        """Add an adapter, or replace the adapter of the same name. Raises RequestRefused if there are too many."""
+        """Add an adapter, or replace the adapter of the same name.
+
+        Raises RequestRefused if there would be too many, or if they would have too many bytes.
+        """
         if adapter.name not in self._by_name and len(self._by_name) >= self.limit:
             raise RequestRefused(
                 f"the adapter {adapter.name!r} would be number {self.limit + 1}, and --max-loras is {self.limit}: "
                 "unload one, or raise it"
+            )
+        others = sum(other.nbytes for name, other in self._by_name.items() if name != adapter.name)
+        if others + adapter.nbytes > self.max_bytes:
+            raise RequestRefused(
+                f"the adapter {adapter.name!r} has {adapter.nbytes} bytes, the others have {others}, and --max-lora-gb "
+                f"is {self.max_bytes / GIB:g}: unload one, or raise it"
             )
         self._by_name[adapter.name] = adapter
         self._publish()
@@ -73,4 +86,4 @@ def adapter_batch(batch: InputBatch, rows: np.ndarray, starts: np.ndarray, wante
     if not numbers:
         return None
     tokens = np.repeat(np.array(index, dtype=np.int32), np.diff(starts))
-    return AdapterBatch([adapter.packed for adapter in numbers], tokens, tokens[wanted])
+    return AdapterBatch([cast(PackedAdapter, adapter.packed) for adapter in numbers], tokens, tokens[wanted])

@@ -3,6 +3,8 @@
 "last" takes the hidden state of the last token. "mean" takes the mean of all: the sum is kept with the sequence from
 chunk to chunk. On a CPU the hidden states are added one by one in the order of the tokens, so that the bits of an
 embedding depend neither on the chunks of its prompt nor on the rest of the batch.
+
+"score" takes logits of the position after the prompt in place of hidden states, so every model can give it.
 """
 
 from __future__ import annotations
@@ -13,15 +15,34 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from quire.kernels import Ops
+from quire.worker.engine.scoring import ScoredPositions
 from quire.worker.engine.sequence import HiddenSum, SequenceGroup
 from quire.worker.engine.step import PrefillChunk
 
 
 class Embedding(NamedTuple):
-    """The embedding of a group's prompt: float32 [H], little-endian."""
+    """The embedding of a group's prompt: float32 [H], little-endian. With the pooling "score": logits [N]."""
 
     group: SequenceGroup
     data: bytes
+
+
+class TokenLogits(ScoredPositions):
+    """The logits of some tokens after a prompt. `records` has them: float32, little-endian.
+
+    Only the last position is scored, so all tokens before it may come from the prefix cache.
+    """
+
+    def __init__(self, num_tokens: int, token_ids: tuple[int, ...]) -> None:
+        """num_tokens: of the prompt."""
+        super().__init__(num_tokens - 1, num_tokens)
+        self._token_ids = list(token_ids)
+
+    def take(self, ops: Ops, logits: torch.Tensor) -> None:
+        """Keep the logits of the last position. logits: float32 [1, V]."""
+        self.records += logits[-1, self._token_ids].cpu().numpy().tobytes()
+        self.num_scored += len(logits)
 
 
 def pool(chunks: Iterable[PrefillChunk], hidden: torch.Tensor) -> list[Embedding]:

@@ -52,7 +52,7 @@ class StoredConfig(Protocol):
 
 def read_quantization(folder: Path, fields: Fields) -> Quantization | None:
     """Return how a checkpoint is quantised; None if it is not. fields: of `config.json`. Raises CheckpointError."""
-    return quantization_of(open_gguf(folder)) if is_gguf(folder) else parse_quantization(fields)
+    return quantization_of(open_gguf(folder)) if is_gguf(folder) else parse_quantization(fields, folder)
 
 
 def kept_bytes(quantization: Quantization | None, has_integers: bool) -> int | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels.weights import GroupedWeight, KQuantWeight, LinearWeight, QuantizedWeight
+from quire.kernels.weights import GroupedWeight, KQuantWeight, LinearWeight, Nvfp4Weight, QuantizedWeight
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import Weights
 
@@ -78,6 +78,8 @@ def scaled_rows(weight: LinearWeight, factors: torch.Tensor) -> LinearWeight:
     if isinstance(weight, KQuantWeight):
         by_row = factors.to(weight.scales)[:, None]
         return replace(weight, scales=weight.scales * by_row, minimums=weight.minimums * by_row)
+    if isinstance(weight, Nvfp4Weight):
+        return replace(weight, channels=weight.channels * factors.to(weight.channels))
     return weight * factors.to(weight)[:, None]
 
 

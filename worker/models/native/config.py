@@ -17,6 +17,8 @@ from quire.kernels.ops import SILU
 from quire.shared.model.config import longer_context
 from quire.shared.model.fields import Fields, config_fields, read_json, special_token_ids
 from quire.shared.model.folder import CONFIG
+from quire.shared.model.labels import FIELDS as LABEL_FIELDS
+from quire.shared.model.labels import is_classifier, num_labels
 from quire.shared.process.errors import NotSupported
 from quire.worker.models.files.formats import Quantization, has_single_experts, read_quantization, rope_divisors
 from quire.worker.models.native.experts import ExpertsConfig, parse_experts
@@ -27,6 +29,7 @@ from quire.worker.models.native.wrappers import both_ways, is_wrapper, rope_axes
 
 # Names of tensors in a checkpoint.
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+SCORES = "score.weight"  # the head for labels
 # Gemma 4 computes the inputs of its layers from a table, and from the embeddings by a projection and a norm.
 INPUT_EMBEDDING, INPUT_PROJECTION, INPUT_NORM = (
     f"model.{name}.weight"
@@ -84,6 +87,7 @@ class ModelConfig:
     rope_axes: tuple[int, ...] = ()  # of each pair of dimensions, for image tokens (M-RoPE)
     # Layers in which the tokens of an image attend to each other in both directions: "all", "windows"; empty: none.
     both_ways: str = ""
+    num_labels: int = 0  # of a head for labels in place of that for tokens; 0: none
     is_wrapped: bool = False  # the checkpoint is a vision-language model around this text model
 
     @property
@@ -195,7 +199,7 @@ class ModelConfig:
 
     def least_weight_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of the weights, known before they are loaded. A backend that packs them may take more."""
-        tables = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size
+        tables = (1 if self.tie_word_embeddings or self.num_labels else 2) * self.vocab_size * self.hidden_size
         return (tables + sum(math.prod(shape) for shape in self.tensor_shapes().values())) * dtype.itemsize
 
 
@@ -256,6 +260,7 @@ def read_config(folder: Path) -> ModelConfig:
         rope_axes=rope_axes(whole, head_dim),
         both_ways=both_ways(whole, fields),
         is_wrapped=is_wrapper(whole),
+        num_labels=_num_labels(fields, vocab_size),
         **(_gemma(fields, family, hidden_size) if family.is_gemma else {}),
         **gemma4,
     )
@@ -268,6 +273,18 @@ def context_remedy(folder: Path, limit: int, asked: int, has_rope: bool = True, 
     inner = config.get("text_config")
     longer = longer_context(inner if isinstance(inner, dict) else config, asked) if has_rope and asked > limit else ""
     return f"{remedy}; for longer contexts {longer}" if longer else remedy
+
+
+def _is_classifier(fields: Fields) -> bool:
+    return is_classifier({"architectures": fields.get("architectures")})
+
+
+def _num_labels(fields: Fields, vocab_size: int) -> int:
+    if not _is_classifier(fields):
+        return 0
+    if (count := num_labels({name: fields.get(name) for name in LABEL_FIELDS})) > vocab_size:
+        raise fields.fault("id2label", f"at most vocab_size labels, which is {vocab_size}")
+    return count
 
 
 def _absent(fields: Fields, family: Family, name: str, null: Any) -> Any:
@@ -298,7 +315,8 @@ def _gemma(fields: Fields, family: Family, hidden_size: int) -> dict[str, Any]:
         "embedding_scale": hidden_size**0.5,
         "query_scalar": fields.number("query_pre_attn_scalar", family.default("query_pre_attn_scalar")),
         "softcap": cap("attn_logit_softcapping"),
-        "final_softcap": cap("final_logit_softcapping"),
+        # The scores of labels are not capped.
+        "final_softcap": 0.0 if _is_classifier(fields) else cap("final_logit_softcapping"),
     }
 
 

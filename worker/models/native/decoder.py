@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels.ops
-from quire.kernels.ops import SILU, AddedRows, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
+from quire.kernels import adapter_ends
+from quire.kernels.ops import SILU, AdapterBatch, AddedRows, ExpertNorms, Ops, PackedLinear, PackedMoE, PerLayerInput
 from quire.kernels.uses import AttentionUse, ExpertsUse, KernelUses, LinearUse
 from quire.shared.process.errors import CheckpointError
 from quire.worker.engine.forward_batch import ForwardBatch
@@ -26,12 +27,13 @@ from quire.worker.engine.sequence import Adapter
 from quire.worker.models.files.formats import make_reader, open_weights
 from quire.worker.models.files.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.files.loader import Progress, Weights
-from quire.worker.models.files.lora.adapter import load_adapter
+from quire.worker.models.files.lora.adapter import BaseFiles, load_adapter
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.config import (
     EMBEDDING,
     FINAL_NORM,
     HEAD,
+    SCORES,
     ModelConfig,
     context_remedy,
     read_config,
@@ -123,6 +125,7 @@ class Decoder(PagedModel):
         self._computed_as = computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
         self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
+        self._base: BaseFiles | None = None  # of adapters
 
     @classmethod
     def load(
@@ -155,9 +158,18 @@ class Decoder(PagedModel):
         weights = open_weights(path, config, ops.weight_dtypes, device, progress)
         embedding, head = _tied_names(config, weights)
         expected = config.tensor_shapes() | dict.fromkeys((embedding, head), (config.vocab_size, config.hidden_size))
+        if config.num_labels:
+            expected[SCORES] = (config.num_labels, config.hidden_size)
         scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
         of_tower = weights.outside_text() if config.is_wrapped else []  # `quire.worker.models.vision` names the unused
-        weights.check(expected, ignored=(EMBEDDING, HEAD, *scales, *config.unused_tensors(), *of_tower))
+        ignored = (EMBEDDING, HEAD, *scales, *config.unused_tensors(), *of_tower)
+        weights.check(expected, ignored)
+
+        def open_again() -> Weights:
+            again = open_weights(path, config, ops.weight_dtypes, device)
+            again.check(expected, ignored)
+            return again
+
         is_fp8 = ops.kv_dtype is torch.float8_e4m3fn  # only such a cache needs scales
         factors = read_kv_factors(weights, config.num_layers) if is_fp8 else [PLAIN] * config.num_layers
         if num_scaled := sum(factor != PLAIN for factor in factors):
@@ -179,12 +191,15 @@ class Decoder(PagedModel):
                 for index in range(config.num_layers)
             ],
             norm=reader.norm(FINAL_NORM, config.norm_offset),
-            head=reader.head(head, table if head == embedding else None),
+            head=reader.router(SCORES)
+            if config.num_labels
+            else reader.head(head, table if head == embedding else None),
             cos_sin=cos_sin_table(config.rope, config.full_head_dim or config.head_dim, max_model_len).to(device),
             ranks=ranks,
             layer_inputs=PerLayerEmbeddings.load(reader, config.rms_norm_eps) if config.input_width else None,
         )
         decoder._kv_factors = factors
+        decoder._base = BaseFiles(path, open_again, embedding, head)
         reader.finish()
         return decoder
 
@@ -210,7 +225,7 @@ class Decoder(PagedModel):
         return ""
 
     def load_adapter(self, name: str, folder: Path, max_rank: int) -> Adapter:
-        return load_adapter(name, folder, self.config, self.ops, max_rank, self._kv_factors)
+        return load_adapter(name, folder, self.config, self.ops, max_rank, self._kv_factors, self._base)
 
     def kernel_uses(self, block_size: int) -> KernelUses:
         config, layers = self.config, self._layers
@@ -241,7 +256,7 @@ class Decoder(PagedModel):
         experts = config.experts
         return KernelUses(
             self.hidden_size,
-            self._head.out_features,
+            self.vocab_size if self.config.num_labels else self._head.out_features,
             self.max_model_len,
             block_size,
             tuple(dict.fromkeys(attention)),
@@ -302,19 +317,21 @@ class Decoder(PagedModel):
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
-        return self._logits(self._hidden(batch, kv_cache, batch.logits_rows))
+        return self._logits(self._hidden(batch, kv_cache, batch.logits_rows), batch.adapters)
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a batch, the same on all ranks. Each has all hidden states: the last layer adds up the parts."""
         assert batch.pooled_rows is not None
         hidden = self._hidden(batch, kv_cache, torch.cat([batch.logits_rows, batch.pooled_rows]))
         num_logits = len(batch.logits_rows)
-        return self._logits(hidden[:num_logits]), hidden[num_logits:]
+        return self._logits(hidden[:num_logits], batch.adapters), hidden[num_logits:]
 
     def _hidden(self, batch: ForwardBatch, kv_cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
         """Compute all layers, and return the hidden states of these tokens [R, H]."""
         token_ids = batch.token_ids if self._computed_as is None else self._computed_as[batch.token_ids]
         residual, positions = self.ops.embed(token_ids, self._embedding), batch.positions  # [T, H], [T]
+        if batch.adapters is not None:
+            adapter_ends.adapt_embeddings(self.ops, residual, token_ids, batch.adapters)
         if self.config.embedding_scale != 1.0:
             residual = scaled(residual, self.config.embedding_scale)
         added = key_ends = None
@@ -338,20 +355,22 @@ class Decoder(PagedModel):
             batch.seq_lens,
             batch.query_start_loc,
             rows,
-            batch.adapters,
+            adapter_ends.of_layers(batch.adapters),
             batch.interrupt if self._ranks is None else None,
             inputs,
             added,
             key_ends,
         )
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits: hidden [R, H] -> float32 [R, V] on rank 0."""
+    def _logits(self, hidden: torch.Tensor, adapters: AdapterBatch | None = None) -> torch.Tensor:
+        """Compute logits: hidden [R, H], of the first wanted tokens -> float32 [R, V] on rank 0."""
         if len(hidden) == 0:
             return torch.empty((0, self.vocab_size), dtype=torch.float32, device=hidden.device)
-        logits = self.ops.linear_logits(hidden, self._head)
+        logits = adapter_ends.logits_of(self.ops, hidden, self._head, adapters)
         if cap := self.config.final_softcap:
             logits = logits.div_(cap).tanh_().mul_(cap)
+        if labels := self.config.num_labels:  # whole on all ranks; they stand for the first tokens of the vocabulary
+            return F.pad(logits, (0, self.vocab_size - labels), value=-torch.inf)
         if self._ranks is None:
             return logits
         missing = self._shard.vocab_width - logits.shape[1]
@@ -422,6 +441,8 @@ def _tied_names(config: ModelConfig, weights: Weights) -> tuple[str, str]:
 
     Tied weights may be stored under either name, and tensors that differ are not tied, as in Transformers.
     """
+    if config.num_labels:
+        return EMBEDDING, EMBEDDING
     if not config.tie_word_embeddings:
         return EMBEDDING, HEAD
     if HEAD not in weights:

@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.kernels.ops import CLAMPED_ALPHA, CLAMPED_LIMIT, GELU, SILU
 from quire.shared.model.fields import Fields
+from quire.shared.model.labels import SUFFIX as CLASSIFIER
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ COMMON = frozenset(
         *("intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rms_norm_eps"),
         *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
         *("hidden_act", "attention_bias", "mlp_bias", "quantization_config", "compression_config", "auto_map"),
-        *("task_specific_params", "tokenizer_class", "unsloth_fixed"),
+        *("task_specific_params", "tokenizer_class", "unsloth_fixed", "num_labels", "classifier_from_token"),
+        *("is_original_qwen3_reranker", "sentence_transformers", "sbert_ce_default_activation_function"),
     )
 )
 # Losses and noise of training.
@@ -251,12 +253,19 @@ def family_of(fields: Fields) -> tuple[str, Family]:
         architectures = [by_type[model_type]]
     if not isinstance(architectures, list) or len(architectures) != 1 or not isinstance(architectures[0], str):
         raise fields.fault("architectures", f"one of {supported}")
-    if architectures[0] not in FAMILIES:
+    if (name := _causal_name(architectures[0])) not in FAMILIES:
         raise fields.unsupported("architectures", f"one of {supported}")
-    family = FAMILIES[architectures[0]]
+    family = FAMILIES[name]
     if model_type not in (None, family.model_type):
         raise fields.unsupported("model_type", f"{family.model_type}, as architectures is {architectures[0]}")
     return architectures[0], family
+
+
+def _causal_name(architecture: str) -> str:
+    """Return the name of a family for a model of it with a head for labels; any other name as it is."""
+    if not architecture.endswith(CLASSIFIER):
+        return architecture
+    return f"{architecture.removesuffix(CLASSIFIER).removesuffix('Text')}ForCausalLM"  # Gemma3TextFor...
 
 
 def refuse_unsupported(fields: Fields, family: Family) -> None:

@@ -30,6 +30,7 @@ from quire.worker.models.native.config import context_remedy
 from quire.worker.models.native.mixed_cache import KVShape, LatentShape, LayerShape, alloc_layers, bytes_per_block
 from quire.worker.models.transformers import attention, trial
 from quire.worker.models.transformers.attention import PagedAttention, UnsupportedAttention
+from quire.worker.models.transformers.classifiers import as_vocabulary
 from quire.worker.models.transformers.config import KINDS, TransformersConfig, read_transformers_config
 from quire.worker.models.transformers.examine import FAR, apart, examine
 from quire.worker.models.transformers.fused import FusedModules, fuse, packed_bytes
@@ -184,6 +185,8 @@ class TransformersModel(PagedModel):
         remedy: for logits over pages that are not those of Transformers.
         """
         path, name, vocab_size = self.config.folder, self.config.architecture, self.config.vocab_size
+        if labels := self.config.num_labels:
+            paged, alone, vocab_size = paged[:, :labels], alone[:, :labels], labels
         if paged.shape[1] != vocab_size:
             what = f"{name} gives logits of {paged.shape[1]} tokens, but vocab_size is {vocab_size}"
             raise NotSupported(path, what, f"set vocab_size in config.json to {paged.shape[1]}")
@@ -283,7 +286,8 @@ class TransformersModel(PagedModel):
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
-        return self._step(batch, kv_cache)
+        logits = self._step(batch, kv_cache)
+        return as_vocabulary(logits, self.vocab_size) if self.config.num_labels else logits
 
     def _step(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         given = self.ops, self._shapes, batch, kv_cache.layers, self._identities
@@ -307,7 +311,7 @@ class TransformersModel(PagedModel):
         assert self._body is not None
         assert batch.pooled_rows is not None
         with HiddenStates(self._body) as hidden:
-            logits = self._step(batch, kv_cache)
+            logits = self.forward(batch, kv_cache)
         return logits, hidden.rows(batch.pooled_rows)
 
     def _find_hidden_size(self, text: torch.Tensor) -> int:

@@ -14,11 +14,13 @@ import torch
 from quire.shared.model.config import context_length, longest_context
 from quire.shared.model.fields import Fields, config_fields, read_json, special_token_ids
 from quire.shared.model.folder import CONFIG, is_gguf
+from quire.shared.model.labels import is_classifier
 from quire.shared.process.errors import NotSupported
 from quire.worker.lean_torch import complete_torch
 from quire.worker.models.files.formats import QUANTIZED, Mxfp4, Quantization, open_numbers, read_quantization
 from quire.worker.models.files.loader import Weights
 from quire.worker.models.native.families import FAMILIES
+from quire.worker.models.transformers.classifiers import classifier_class
 from quire.worker.models.transformers.written_attention import is_written_out
 
 INSTALL = "install Transformers (pip install transformers), which computes many others"
@@ -57,6 +59,7 @@ class TransformersConfig:
     loaded: Any  # a transformers.PreTrainedConfig, whose fields depend on the model
     may_keep_states: bool = False  # layers may keep recurrent states besides keys and values
     quantization: Quantization | None = None
+    num_labels: int = 0  # of a head for labels in place of that for tokens; 0: none
     longest_context: int = 0  # that --max-model-len may ask for, with longrope; 0: max_position_embeddings
 
     @property
@@ -123,6 +126,7 @@ def read_transformers_config(folder: Path) -> TransformersConfig:
         loaded=config,
         may_keep_states=may_keep_states,
         quantization=quantization,
+        num_labels=config.num_labels if is_classifier(config.to_dict()) else 0,
     )
 
 
@@ -169,6 +173,8 @@ def _known(folder: Path, fields: Fields) -> tuple[Any, Any]:
             raise _unknown_type(fields, transformers.__version__) from None
         reason = f"Transformers cannot read it ({type(error).__name__}: {str(error)[:200]})"
         raise NotSupported(fields.where, reason, "correct the field, or take the config.json of the model") from error
+    if is_classifier({"architectures": fields.get("architectures")}):
+        return config, classifier_class(config, fields)
     # Models that also take images generate text of text alone.
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     classes = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]

@@ -63,7 +63,11 @@ def system(turn: int) -> list[dict[str, Any]]:
     return [
         {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.328; cc_entrypoint=cli; cch={turn:05x};"},
         {"type": "text", "text": "You are a coding agent.", **CACHED},
-        {"type": "text", "text": "Work in /repo.", "cache_control": {"type": "ephemeral", "scope": "global"}},
+        {
+            "type": "text",
+            "text": "Work in /repo.",
+            "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
+        },
     ]
 
 
@@ -94,7 +98,7 @@ class Agent:
         self.turn += 1
         self.messages.append({"role": "user", "content": content})
         if self.turn == 1:  # the agent describes its environment after the first message
-            self.messages.append({"role": "system", "content": [{"type": "text", "text": "# Environment", **CACHED}]})
+            self.messages.append({"role": "system", "content": [{"type": "text", "text": "# Environment"}]})
         count = await self.count()
         body = {
             "model": MODEL,

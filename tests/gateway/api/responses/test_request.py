@@ -264,7 +264,6 @@ def test_a_wrong_item_is_refused_with_its_place(item: Any, param: str) -> None:
         "web_search_call",
         "new_call",
         "agent_message",
-        "compaction",
         "context_compaction",
         "mcp_approval_request",
         "mcp_approval_response",

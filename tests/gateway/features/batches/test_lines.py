@@ -244,6 +244,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": "Hi", "instructions": "Be short.", "store": False}),
     ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 1}),
     ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
 ]
 # Fields that differ between two calls; the fingerprint has the weights once the gateway knows of the worker.
 OWN = ("id", "created", "created_at", "completed_at", "system_fingerprint")
@@ -251,7 +253,7 @@ OWN = ("id", "created", "created_at", "completed_at", "system_fingerprint")
 
 @pytest.fixture
 async def gateway(start_gateway: Start, tmp_path: Path) -> RunningGateway:
-    return await start_gateway(files_dir=str(tmp_path / "files"))
+    return await start_gateway(files_dir=str(tmp_path / "files"), score_tokens="n,y")
 
 
 def without_own(value: Any) -> Any:

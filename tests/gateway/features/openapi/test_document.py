@@ -25,6 +25,7 @@ from quire.gateway.features.openapi.document import document
 from quire.gateway.features.openapi.endpoints import ENDPOINTS, EVERY
 from quire.gateway.features.openapi.parameter_schemas import body_schema, parameter_schema, schema_of
 from quire.gateway.features.pages import static_files
+from quire.gateway.features.rerank.score_parameters import RERANK, SCORE
 from quire.gateway.features.tokenization.token_requests import DETOKENIZE, TOKENIZE
 from quire.gateway.model.served_model import load_model
 from quire.gateway.server.app import ANSWERS, BODIES, create_app
@@ -318,6 +319,7 @@ def test_names_are_those_of_the_code() -> None:
 
 
 TABLES = {"chat": CHAT, "completions": COMPLETIONS, "tokenize": TOKENIZE, "detokenize": DETOKENIZE}
+TABLES |= {"rerank": RERANK, "score": SCORE}
 TABLES |= {"messages": CREATE | WITHOUT_EFFECT, "responses": RESPONSES, "embeddings": EMBEDDINGS, "batches": BATCHES}
 PARAMETERS = [(of, name) for of, table in TABLES.items() for name in table]
 # Read by a function that has more than the value: the model's name, its vocabulary, or the longest deadline.

@@ -70,6 +70,13 @@ async def test_calls_reach_the_worker_of_the_model_that_they_name(redis_url: str
         response = await gateway.post("/v1/responses", {"model": "two", "input": "Hi"})
         assert response.json["model"] == "two"
         assert (await gateway.get(f"/v1/responses/{response.json['id']}")).json["model"] == "two"
+        # A conversation belongs to one model, and is found by its id alone.
+        assert (await gateway.post("/v1/conversations", {})).error["code"] == "missing_model"
+        conversation = (await gateway.post("/v1/conversations", {"model": "two"})).json["id"]
+        asked = {"input": "Hi", "conversation": conversation}
+        assert (await gateway.post("/v1/responses", {"model": "one", **asked})).status == 404
+        assert (await gateway.post("/v1/responses", {"model": "two", **asked})).status == 200
+        assert len((await gateway.get(f"/v1/conversations/{conversation}/items")).json["data"]) == 2
 
 
 async def test_an_unknown_model_is_refused_with_the_names_that_are_served(

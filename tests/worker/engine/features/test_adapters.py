@@ -31,8 +31,13 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "size": 1.0,
     },
     "wide": {"seed": 4, "rank": 16, "targets": r".*\.[02]\.mlp\.(gate|down)_proj", "size": 1.0},
+    "dora": {"seed": 6, "use_dora": True, "modules_to_save": ["norm"], "size": 1.0},
+    "tokens": {"seed": 7, "targets": ("v_proj",), "trainable_token_indices": list(range(0, 200, 3)), "size": 1.0},
     "layer": {"seed": 5, "targets": ("o_proj", "mlp.up_proj"), "layers_to_transform": [1], "size": 1.0},
 }
+
+# PEFT cannot merge it into tied weights.
+ENDS = {"targets": ("v_proj", "embed_tokens", "lm_head"), "use_dora": True, "size": 1.0}
 
 
 def prompts(count: int = 16) -> list[tuple[int, ...]]:
@@ -66,6 +71,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     base = make_checkpoint(folder / "base", request.param)
     adapters = {name: write_adapter(folder / name, base, **fields) for name, fields in ADAPTERS.items()}
     merged = {name: merge_adapter(base, path, folder / f"{name}-merged") for name, path in adapters.items()}
+    adapters["ends"] = write_adapter(folder / "ends", base, **ENDS)
     greedy = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     outputs = {
         name: [choices[0] for choices in generate(make_engine(path), prompts(), greedy)]
@@ -118,7 +124,7 @@ def test_one_batch_of_several_adapters_and_none_equals_merged_checkpoints(files:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_requests_keep_their_adapters(files: SimpleNamespace, preemption: str) -> None:
     engine = make_engine(
-        files.base, num_blocks=24, num_host_blocks=24, preemption=preemption, max_num_batched_tokens=32
+        files.base, num_blocks=20, num_host_blocks=20, preemption=preemption, max_num_batched_tokens=32
     )
     load(engine, files)
     names = ["", *ADAPTERS]
@@ -127,7 +133,8 @@ def test_preempted_requests_keep_their_adapters(files: SimpleNamespace, preempti
     assert engine.groups.num_preemptions > 0
 
 
-def test_a_request_has_the_same_bits_in_any_batch(files: SimpleNamespace, cpu_kernels: None) -> None:
+@pytest.mark.parametrize("name", ["plain", "dora", "ends"])
+def test_a_request_has_the_same_bits_in_any_batch(files: SimpleNamespace, name: str, cpu_kernels: None) -> None:
     def logprobs(asked: list[tuple[tuple[int, ...], str]]) -> bytes:
         engine = make_engine(files.base, prefix_caching=False)
         load(engine, files)
@@ -141,9 +148,9 @@ def test_a_request_has_the_same_bits_in_any_batch(files: SimpleNamespace, cpu_ke
                     found += b"".join(bytes(delta.logprobs or b"") for delta in item.deltas)
         return found
 
-    mine = prompts()[5], "plain"
+    mine = prompts()[5], name
     alone = logprobs([mine])
-    others = [(prompt, name) for prompt, name in zip(prompts(), ["rs", "", "layer", "wide"] * 4, strict=True)]
+    others = list(zip(prompts(), ["rs", "", "layer", "wide", "dora", "ends", "plain", "mixed"] * 2, strict=True))
     assert alone == logprobs([mine, *others]) != b""
 
 
@@ -216,6 +223,11 @@ def test_the_number_of_adapters_is_bounded() -> None:
     adapters.remove("b")
     adapters.add(adapter("c"))
     assert adapters.held == (("a", "other"), ("c", "d"))
+    adapters.max_bytes = 20
+    adapters.add(adapter("c", "again"))
+    adapters.max_bytes = 19
+    with pytest.raises(RequestRefused, match="'c' has 10 bytes, the others have 10, and --max-lora-gb is 1"):
+        adapters.add(adapter("c"))
 
 
 def test_a_request_for_other_files_is_refused() -> None:

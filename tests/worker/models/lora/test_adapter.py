@@ -134,19 +134,23 @@ def test_an_adapter_has_the_names_of_any_version_of_transformers(
             assert all(torch.equal(part.a, same.a) and torch.equal(part.b, same.b) for part, same in pairs)
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "lm_head"], ["q_proj", "embed_tokens"]])
-@pytest.mark.parametrize("kind", ["text", "vision"])
-def test_an_adapter_of_head_or_embedding_is_refused(kind: str, targets: list[str], base: Path, tmp_path: Path) -> None:
-    path = base if kind == "text" else make_vision(tmp_path / "llava", "llava")
-    adapter = write_adapter(tmp_path / "a", path, targets=targets)
-    with pytest.raises(CheckpointError, match=rf"{targets[1]}\.\S+ is not of a projection that an adapter may change"):
-        load(adapter, path)
-
-
 CONFIG_FAULTS = {
-    "dora": ({"use_dora": True}, "adapter_config.json: use_dora is True: DoRA scales whole columns"),
-    "saved": ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]: the adapter replaces whole layers"),
-    "bias": ({"bias": "all"}, "bias is 'all': the adapter changes biases"),
+    "dora": (
+        {"use_dora": True},
+        r"use_dora is True, and the module of tensor \S+lora_A.weight has no lora_magnitude_v",
+    ),
+    "saved": ({"modules_to_save": ["lm_head"]}, "modules_to_save has lm_head, and no tensor is of such a module"),
+    "saved type": ({"modules_to_save": "lm_head"}, "modules_to_save is 'lm_head', expected names"),
+    "bias": ({"bias": "some"}, "bias is 'some', expected 'none', 'lora_only' or 'all'"),
+    "tokens": (
+        {"trainable_token_indices": [1, 1]},
+        r"trainable_token_indices is \[1, 1\], expected 1 to 65536 different",
+    ),
+    "added": ({"trainable_token_indices": [269]}, "of embed_tokens has 269, and the model has 269 tokens"),
+    "experts": (
+        {"target_parameters": ["experts"]},
+        "target_parameters is .*: the adapter changes parameters that are no",
+    ),
     "type": ({"peft_type": "LOHA"}, "peft_type is 'LOHA', expected 'LORA'"),
     "unknown": ({"use_magic": 3}, "use_magic is 3: this field is not known"),
     "init": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base weights"),
@@ -183,7 +187,19 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]
     ),
     "head": (
         lambda tensors: tensors.update({"base_model.model.lm_head.weight": torch.ones(2)}),
-        "tensor base_model.model.lm_head.weight is not of a projection that an adapter may change",
+        r"tensor base_model.model.lm_head.weight has the shape \[2\], expected \[269, 64\]",
+    ),
+    "added tokens": (
+        lambda tensors: tensors.update({"base_model.model.model.embed_tokens.weight": torch.ones(272, 64)}),
+        "embed_tokens.weight has 272 tokens, and the model has 269: added tokens are not served",
+    ),
+    "whole layer": (
+        lambda tensors: tensors.update({FIRST.replace("lora_A.weight", "weight"): torch.ones(128, 64)}),
+        "replaces a linear layer, and only embed_tokens, lm_head and norms may be replaced",
+    ),
+    "other part": (
+        lambda tensors: tensors.update({FIRST.replace("lora_A", "lora_C"): torch.ones(4)}),
+        "is of a layer that this model does not have",
     ),
     "layer": (
         lambda tensors: tensors.update({FIRST.replace("layers.0", "layers.7"): torch.ones(4, 64)}),
@@ -223,6 +239,11 @@ def test_damaged_and_missing_files_are_named(base: Path, folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(data[:-5])
     with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
         load(folder, base)
+    size = int.from_bytes(data[:8], "little")
+    for header in (b"[]", b'{"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', b"{", b'{"x": 1}'):
+        (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+        with pytest.raises(CheckpointError, match="is not a complete safetensors file"):
+            load(folder, base)
     (folder / WEIGHTS).write_bytes(b"\0" * 40_000_000)
     with pytest.raises(CheckpointError, match=r"this file is larger than .* bytes, the most for this model"):
         load(folder, base)

@@ -21,7 +21,7 @@ from quire.worker.models.files.quantized.mxfp4 import mxfp4_weight
 from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
 from quire.worker.models.native.config import read_config
-from tests.support.quantized import FORMATS, edit_config, group, quantize_checkpoint, scheme
+from tests.support.quantized import FORMATS, bnb, edit_config, group, quantize_checkpoint, scheme
 from tests.support.vision_checkpoints import make_vision
 
 
@@ -44,15 +44,27 @@ def test_the_old_field_without_a_method_is_compressed_tensors():
     assert found.label.startswith("compressed-tensors")
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "modelopt", "hqq", "quark", 4, None])
+@pytest.mark.parametrize("method", ["hqq", "quark", 4, None])
 def test_other_methods_are_refused_by_name(method):
-    with pytest.raises(CheckpointError, match=r"config.json, quantization_config: quant_method is .*supported: awq"):
+    with pytest.raises(
+        CheckpointError, match=r"config.json, quantization_config: quant_method is .*supported: auto-round, awq"
+    ):
         parse({"quant_method": method})
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+
+NF4 = bnb(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+
+MIXED = NVFP4 | {"quant_algo": "MIXED_PRECISION"}
+
+ROUND = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "group_size": 32, "sym": True}
+
+FOUR_BITS = group(4, "float", strategy="group", group_size=32, symmetric=False)
 
 PACKED = ("pack-quantized", group(4, strategy="group", group_size=128))
 
@@ -88,7 +100,34 @@ def with_weights(**fields):
         ({"quant_method": "fp8", "activation_scheme": "odd"}, 'activation_scheme is "odd"'),
         ({"quant_method": "fp8", "novelty": 7}, "novelty is 7"),
         (scheme("marlin-24", PACKED[1]), 'format is "marlin-24"; supported: pack-quantized'),
-        (scheme("nvfp4-pack-quantized", PACKED[1]), 'format is "nvfp4-pack-quantized"'),
+        (scheme("nvfp4-pack-quantized", PACKED[1]), 'type is "int"; supported: float'),
+        (NF4 | {"load_in_8bit": True}, "load_in_4bit is true; supported: either load_in_4bit or load_in_8bit"),
+        (NF4 | {"bnb_4bit_quant_type": "int4"}, 'bnb_4bit_quant_type is "int4"; supported: nf4 or fp4'),
+        (NF4 | {"bnb_4bit_quant_storage": "bfloat16"}, 'bnb_4bit_quant_storage is "bfloat16"; supported: uint8'),
+        (NF4 | {"novelty": 7}, "novelty is 7"),
+        (bnb(load_in_8bit=True, llm_int8_has_fp16_weight=True), "llm_int8_has_fp16_weight is true"),
+        (NVFP4 | {"quant_algo": "NVFP4_AWQ"}, 'quant_algo is "NVFP4_AWQ"; supported: FP8,'),
+        (NVFP4 | {"quant_algo": None}, "quant_algo is null"),
+        (NVFP4 | {"group_size": 32}, "group_size is 32; supported: 16"),
+        (NVFP4 | {"has_zero_point": True}, "has_zero_point is true; supported: false"),
+        (NVFP4 | {"pre_quant_scale": True}, "pre_quant_scale is true; supported: no such field"),
+        (NVFP4 | {"quant_algo": "MIXED_PRECISION"}, "quantized_layers is missing"),
+        (MIXED | {"quantized_layers": {"up": {"quant_algo": "W4A8_AWQ"}}}, 'quantized_layers, up: quant_algo is "W4A8'),
+        (
+            ROUND | {"packing_format": "auto_round:mlx"},
+            'packing_format is "auto_round:mlx"; supported: auto, auto_round',
+        ),
+        (ROUND | {"packing_format": None, "sym": False}, "packing_format is null"),
+        (ROUND | {"bits": 2}, "bits is 2; supported: 4 or 8"),
+        (ROUND | {"packing_format": "auto_round:awq", "bits": 8}, "bits is 8; supported: 4"),
+        (ROUND | {"group_size": 0}, "group_size is 0"),
+        (ROUND | {"data_type": "nv_fp"}, 'data_type is "nv_fp"; supported: int'),
+        (ROUND | {"packing_format": "auto_round:llm_compressor"}, "data_type is missing"),
+        (ROUND | {"rotation_configs": [{}]}, "rotation_configs is [{}]"),
+        (ROUND | {"extra_config": {"up": {"bits": 3}}}, "extra_config, up: bits is 3"),
+        (ROUND | {"extra_config": {"up": {"novelty": 7}}}, "extra_config, up: novelty is 7"),
+        (ROUND | {"extra_config": {"(a+)+": {"bits": 8}}}, "extra_config: (a+)+ is"),
+        (GPTQ | {"data_type": "nv_fp"}, 'data_type is "nv_fp"; supported: int'),
         (scheme(*PACKED, quantization_status="frozen"), 'quantization_status is "frozen"; supported: compressed'),
         (scheme(*PACKED, sparsity_config={"format": "sparse-24-bitmask"}), 'sparsity_config: format is "sparse-24'),
         (scheme(*PACKED, transform_config={"config_groups": {"u": {}}}), "transform_config: config_groups is"),
@@ -98,7 +137,10 @@ def with_weights(**fields):
         (scheme(*PACKED, config_groups={}), "config_groups is"),
         (with_weights(bits=3), "num_bits is 3; supported: 4 or 8"),
         (with_weights(kind="odd"), 'type is "odd"; supported: int or float'),
-        (with_weights(bits=4, kind="float"), "num_bits is 4; supported: 8 for floating-point"),
+        (with_weights(bits=4, kind="float"), 'strategy is "group"; supported: tensor_group with group_size 16 (nvfp4'),
+        (with_weights(bits=2, kind="float"), "num_bits is 2; supported: 8 or 4 for floating-point"),
+        (scheme("nvfp4-pack-quantized", group(4, "float", strategy="group", group_size=32)), "strategy is"),
+        (scheme("mxfp4-pack-quantized", FOUR_BITS), "symmetric is false"),
         (with_weights(strategy="tensor_group"), 'strategy is "tensor_group"; supported: tensor, channel'),
         (with_weights(group_size=0), "group_size is 0"),
         (with_weights(actorder="odd"), 'actorder is "odd"'),
@@ -333,5 +375,5 @@ def test_experts_equal_transformers():
 @pytest.mark.parametrize("scale", [253, 255])
 def test_a_scale_that_is_no_number_or_too_large_is_refused(scale):
     scales = torch.tensor([[127], [scale]], dtype=torch.uint8)
-    with pytest.raises(ValueError, match=f"scales has the value {scale}, expected at most 252"):
+    with pytest.raises(ValueError, match=f"has the value {scale}, expected at most 252"):
         mxfp4_weight(torch.zeros((2, 1, 16), dtype=torch.uint8), scales)

@@ -19,7 +19,7 @@ from quire.worker.models.native.decoder import Decoder
 from quire.worker.models.native.sharding import Shard
 from tests.support.checkpoints import make_checkpoint
 from tests.support.kernels.implementations import HAS_TRITON, make_triton_ops
-from tests.support.quantized import FORMATS, PROJECTIONS, STORED_AS, edit_tensors, quantize_checkpoint
+from tests.support.quantized import FORMATS, KINDS, PROJECTIONS, STORED_AS, edit_tensors, quantize_checkpoint
 from tests.worker.models.quantized.conftest import open_quantized
 from tests.worker.models.test_decoder import TOLERANCE, Stepper, draw_prompts, operations, transformers_logits
 
@@ -29,7 +29,6 @@ GATE_UP = ["mlp.gate", "mlp.up"]
 KEPT = {
     "gptq-order": torch.float16,  # groups of 16
     "w4a16-asym": torch.bfloat16,  # groups of 16
-    "w8a16-float32": torch.bfloat16,  # scales without space for a zero point
 }
 
 
@@ -52,7 +51,8 @@ def test_logits_are_those_of_the_dequantised_weights(quantized, name, caplog):
     with caplog.at_level(logging.INFO):
         found = logits(folder)
     assert largest_difference(found, expected) < TOLERANCE
-    kind = "fp8" if "fp8" in name or name == "fbgemm" else "uint8" if "8" in name else "uint4"
+    of_name = "fp8" if "fp8" in name or name == "fbgemm" else "uint8" if "8" in name else "uint4"
+    kind = KINDS.get(name, of_name)
     assert (f"as {str(kept)[6:]}" if kept else f"as {kind} without further rounding") in caplog.text
     assert "activations are not rounded" in caplog.text
 
@@ -192,3 +192,15 @@ def test_activations_of_fp8_layers_on_gpus_are_rounded_if_that_is_asked_for(quan
     kept = "as fp8 without further rounding"
     assert f"2 layers: FP8 per channel or tensor {kept}, activations rounded to e4m3" in caplog.text
     assert f"1 layers: FP8 per channel or tensor {kept}; other activations are not rounded" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nf4-double", "bnb-int8", "modelopt-nvfp4"])
+def test_experts_stay_as_they_are_stored(name, tmp_path, caplog):
+    source = make_checkpoint(tmp_path / "source", "qwen3-moe", num_hidden_layers=2, moe_intermediate_size=64)
+    folder = quantize_checkpoint(source, tmp_path / name, name)
+    with caplog.at_level(logging.INFO):
+        found = logits(folder)
+    assert "38 layers: " in caplog.text
+    assert f" as {KINDS[name]} without further rounding; 1 layers: not quantised" in caplog.text
+    assert largest_difference(found, transformers_logits(folder / "plain", draw_prompts(1), torch.float32)) < TOLERANCE

@@ -28,15 +28,12 @@ class SpillingBlockManager(BlockManager):
     def of(cls, limits: EngineLimits) -> Self:
         return cls(limits.num_blocks, limits.block_size, limits.num_host_blocks, limits.prefix_caching)
 
-    def _allocate(self) -> int:
-        if not self._free:
-            block = next(iter(self._cached))
-            self.evicted.append((block, self._hash_of[block]))
-        return super()._allocate()
+    def _note_evicted(self, block: int) -> None:
+        self.evicted.append((block, self._hash_of[block]))
 
     def _release(self, block: int) -> None:
         super()._release(block)
-        if block in self._cached:
+        if block in self.cached:
             self.released.append(block)
             if len(self.released) > self.num_blocks:
                 self.released.popleft()
@@ -44,7 +41,7 @@ class SpillingBlockManager(BlockManager):
     def take_released(self, count: int) -> list[tuple[int, bytes]]:
         """Take up to `count` blocks without owner from `released`, those that will be evicted first, with hashes."""
         taken = [self.released.popleft() for _ in range(min(count, len(self.released)))]
-        return [(block, self._hash_of[block]) for block in taken if block in self._cached]
+        return [(block, self._hash_of[block]) for block in taken if block in self.cached]
 
     def hashes(self, sequence: Sequence, first: int, end: int) -> Iterator[bytes]:
         """Iterate over the hashes of the blocks [first, end) of the sequence, whose tokens are all known."""
@@ -53,8 +50,8 @@ class SpillingBlockManager(BlockManager):
     def use(self, blocks: Iterable[int]) -> None:
         """Count blocks of the prefix cache as used now, so that others are evicted before them."""
         for block in blocks:
-            if block in self._cached:
-                self._cached.move_to_end(block)
+            if block in self.cached:
+                self.cached.touch(block)
 
     def refill(self, key: bytes) -> int | None:
         """Take a block of the prefix cache, without owner, for the contents with this hash; the caller copies them.
@@ -65,17 +62,18 @@ class SpillingBlockManager(BlockManager):
             return None
         block = self._allocate()
         self.ref_counts[block] = 0
-        self._cached[block], self._block_of[key], self._hash_of[block] = None, block, key
+        self._block_of[key], self._hash_of[block] = block, key
+        self.cached.add(block)
         return block
 
     def drop_cached(self, blocks: Iterable[int]) -> None:
         """Remove blocks without owner from the prefix cache, because their contents are not what their hashes say."""
         for block in blocks:
-            del self._cached[block]
+            self.cached.remove(block)
             self._forget(block)
             self._free.append(block)
 
     def findable(self) -> list[tuple[int, bytes]]:
         """Return the blocks of the prefix cache with their hashes: those with owners, then those used last first."""
-        owned = [(block, key) for block, key in self._hash_of.items() if block not in self._cached]
-        return owned + [(block, self._hash_of[block]) for block in reversed(self._cached)]
+        owned = [(block, key) for block, key in self._hash_of.items() if block not in self.cached]
+        return owned + [(block, self._hash_of[block]) for block in reversed(self.cached)]

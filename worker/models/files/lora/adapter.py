@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 
-from quire.kernels.ops import MAX_RANK, LoraPart, Ops
+from quire.kernels.adapter_ends import AdapterWithEnds
+from quire.kernels.ops import ENDS, MAX_RANK, LoraPart, NormsOfLayer, Ops, PackedAdapter
 from quire.shared.process.errors import CheckpointError, NotSupported
 from quire.worker.engine.sequence import Adapter
-from quire.worker.models.files.kv_scales import KVFactors
+from quire.worker.models.files.kv_scales import PLAIN, KVFactors
 from quire.worker.models.files.lora.adapter_config import (
     ADAPTER_CONFIG,
     MERGE,
@@ -29,7 +29,21 @@ from quire.worker.models.files.lora.adapter_config import (
     AdapterConfig,
     read_adapter_config,
 )
+from quire.worker.models.files.lora.base_weights import BaseFiles, BaseWeights
+from quire.worker.models.files.lora.gains import gains_of
+from quire.worker.models.files.lora.tensors import (
+    AGAIN,
+    EMBEDDING,
+    HEAD,
+    OTHER_MODEL,
+    PREFIX,
+    ModuleTensors,
+    parse_tensors,
+    sort_tensors,
+)
 from quire.worker.models.files.tensor_names import text_tensor_name
+
+__all__ = ["BaseFiles", "load_adapter"]
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +51,11 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 DIGEST_BYTES = 16
-AGAIN = "copy the adapter again"
-PREFIX = "base_model.model."
-FACTORS = {".lora_A.weight": "A", ".lora_B.weight": "B"}
-_PROJECTION = re.compile(r"model\.layers\.[0-9]{1,4}\.(?:self_attn|mlp)\.([a-z]{1,4}_proj)")
 # Names of a text model begin so. All other tensors of a vision-language model are those of towers and projectors.
 TEXT = ("model.layers.", "model.norm.", "model.embed_tokens.", "lm_head.", "layers.", "norm.", "embed_tokens.")
 # The linear layer of `kernels` that each projection is a part of.
 _LINEAR_OF = dict(zip(PROJECTIONS, ("qkv", "qkv", "qkv", "o", "gate_up", "gate_up", "down"), strict=True))
+FINAL_NORM = "model.norm"
 
 
 class AdaptedModel(Protocol):
@@ -60,6 +71,19 @@ class AdaptedModel(Protocol):
     def qk_norm(self) -> bool: ...
 
     @property
+    def post_norms(self) -> bool: ...
+
+    @property
+    def norm_offset(self) -> float:
+        """A number that is added to the stored weights of norms."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def is_wrapped(self) -> bool:
         """True if the checkpoint is a vision-language model around this text model."""
 
@@ -71,11 +95,18 @@ class AdaptedModel(Protocol):
 
 
 def load_adapter(
-    name: str, folder: Path, config: AdaptedModel, ops: Ops, max_rank: int, kv_factors: Sequence[KVFactors] = ()
+    name: str,
+    folder: Path,
+    config: AdaptedModel,
+    ops: Ops,
+    max_rank: int,
+    kv_factors: Sequence[KVFactors] = (),
+    base: BaseFiles | None = None,
 ) -> Adapter:
     """Load and pack an adapter. Raises CheckpointError: one line with file, field, expected value and remedy.
 
-    kv_factors: of each layer, which its weights already have; empty: none.
+    kv_factors: of each layer, which its weights already have; empty: none. base: the files of the model that the
+    adapter changes, which only some adapters need.
     """
     if not folder.is_dir():
         raise CheckpointError(folder, f"the folder of the adapter {name!r} is missing", "correct its path")
@@ -86,45 +117,184 @@ def load_adapter(
         what = f"the rank {parsed.largest_rank} is above --max-lora-rank {most}"
         remedy = f"raise it, up to {MAX_RANK}" if parsed.largest_rank <= MAX_RANK else MERGE
         raise CheckpointError(folder / ADAPTER_CONFIG, what, remedy)
-    expected = dict(_modules(config))
-    largest = sum(4 * most * (rows + columns) for rows, columns in expected.values())
-    largest = largest * (2 if config.is_wrapped else 1) + MAX_HEADER_BYTES  # a tower is smaller than its text model
+    shapes = _shapes(config)
+    for module, ids in parsed.tokens:
+        if max(ids) >= config.vocab_size:
+            what = f"trainable_token_indices of {module} has {max(ids)}, and the model has {config.vocab_size} tokens"
+            raise NotSupported(folder / ADAPTER_CONFIG, what, MERGE)
     if not path.exists() and (folder / "adapter_model.bin").exists():
         what = "only adapter_model.bin is here, which is pickled and could run code"
         raise NotSupported(path, what, "save it with save_pretrained(..., safe_serialization=True) of peft")
-    data = _read(path, largest)
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(path, f"this is not a complete safetensors file ({error})", AGAIN) from None
+    data = _read(path, _largest(config, shapes, most))
+    tensors = parse_tensors(path, data)
+    _check_saved(path, parsed, tensors)
     if config.is_wrapped:
         tensors = _of_text(path, tensors)
-    factors, names = _factors(path, tensors, parsed, expected)
-    _check_targets(path, parsed, factors, config)
+    modules = sort_tensors(path, tensors, parsed, shapes)
+    _check_targets(path, parsed, modules, shapes)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for content in (settings, data):
         digest.update(len(content).to_bytes(8, "little") + content)
-    q_size, kv_size = config.q_size(0), config.kv_size(0)  # of all layers
-    offsets = {"k_proj": q_size, "v_proj": q_size + kv_size, "up_proj": config.intermediate_size}
-    layers: list[dict[str, list[LoraPart]]] = [{} for _ in range(config.num_layers)]
-    for module, (a, b) in factors.items():
-        layer, projection = int(module.split(".")[2]), module.rpartition(".")[2]
-        scale = parsed.scale_of(names[module], len(a))
-        if kv_factors:
-            scale *= kv_factors[layer].of_projection(projection, config.qk_norm)
-        part = LoraPart(a, b, scale, offsets.get(projection, 0))
-        layers[layer].setdefault(_LINEAR_OF[projection], []).append(part)
-    packed = ops.pack_adapter(layers, config.intermediate_size)
-    return Adapter(name, digest.hexdigest(), packed, max((len(a) for a, _ in factors.values()), default=0))
+    packer = _Packer(path, config, ops, parsed, modules, kv_factors, BaseWeights(base) if base else None)
+    ranks = (len(tensors.factors()[0]) for tensors in modules.values() if tensors.has_factors)
+    return Adapter(name, digest.hexdigest(), packer.pack(), max(ranks, default=0))
 
 
-def _modules(config: AdaptedModel) -> list[tuple[str, tuple[int, int]]]:
-    """Return the shape of each projection of the model by its name, without `.weight`."""
-    return [
-        (name.removesuffix(".weight"), (shape[0], shape[1]))
-        for name, shape in config.tensor_shapes().items()
-        if name.endswith("_proj.weight")
-    ]
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Packs the checked tensors of an adapter."""
+
+    path: Path
+    config: AdaptedModel
+    ops: Ops
+    settings: AdapterConfig
+    modules: Mapping[str, ModuleTensors]
+    kv_factors: Sequence[KVFactors]
+    base: BaseWeights | None
+
+    def pack(self) -> PackedAdapter:
+        config = self.config
+        layers: list[dict[str, list[LoraPart]]] = [{} for _ in range(config.num_layers)]
+        q_size, kv_size = config.q_size(0), config.kv_size(0)  # of all layers
+        offsets = {"k_proj": q_size, "v_proj": q_size + kv_size, "up_proj": config.intermediate_size}
+        for module in self.modules:
+            projection = module.rpartition(".")[2]
+            if projection in PROJECTIONS and (part := self._part(module, offsets.get(projection, 0))) is not None:
+                layers[_layer_of(module)].setdefault(_LINEAR_OF[projection], []).append(part)
+        ends = {end: self._part(module) for end, module in zip(ENDS, (EMBEDDING, HEAD), strict=True)}
+        if of_ends := {end: [part] for end, part in ends.items() if part is not None}:
+            layers.append(of_ends)
+        packed = self.ops.pack_adapter(layers, config.intermediate_size, self._norms())
+        return self._with_ends(packed)
+
+    def _part(self, module: str, offset: int = 0) -> LoraPart | None:
+        """Return the factors and gains of a module, or None if the adapter does not change its outputs so."""
+        tensors = self.modules.get(module)
+        if tensors is None or not (tensors.has_factors or "bias" in tensors.parts):
+            return None
+        scale = input_factor = output_factor = 1.0
+        if self.kv_factors and (projection := module.rpartition(".")[2]) in PROJECTIONS:
+            factors = self.kv_factors[_layer_of(module)].of_projection(projection, self.config.qk_norm)
+            input_factor, output_factor = (factors, 1.0) if projection == "o_proj" else (1.0, factors)
+        if tensors.has_factors:
+            a, b = tensors.factors()
+            scale = self.settings.scale_of(tensors.name, len(a))
+        else:  # a bias alone
+            rows, columns = _shapes(self.config)[module]
+            a, b = torch.zeros(1, columns), torch.zeros(rows, 1)
+        gains = None
+        if tensors.parts.keys() & {"magnitude", "bias of B", "bias"}:
+            assert self.base is not None
+            gains = gains_of(self.path, module, tensors, (a, b), scale, self.base, output_factor)
+        return LoraPart(a, b, scale * input_factor * output_factor, offset, gains)
+
+    def _norms(self) -> list[NormsOfLayer]:
+        """Return the norms of the adapter in the type of activations, in the layout of `Ops.pack_adapter`."""
+        names = _norm_names(self.config)
+        found: list[dict[str, torch.Tensor]] = [{} for _ in range(self.config.num_layers + 1)]
+        for module, tensors in self.modules.items():
+            if module != FINAL_NORM and module.rpartition(".")[2] not in names:
+                continue
+            weight = tensors.get("weight")
+            assert weight is not None
+            weight = weight.to(self.ops.dtype) + self.config.norm_offset
+            if module == FINAL_NORM:
+                found[-1]["input_norm"] = weight.contiguous()
+                continue
+            at, name = _layer_of(module), names[module.rpartition(".")[2]]
+            factors = self.kv_factors[at] if self.kv_factors else PLAIN
+            weight = weight * {"q_norm": 1 / factors.k, "k_norm": factors.k}.get(name, 1.0)
+            found[at][name] = weight.contiguous()
+        return [*found] if any(found) else []
+
+    def _with_ends(self, packed: PackedAdapter) -> PackedAdapter:
+        """Add the rows of embedding and head that the adapter replaces."""
+        table, table_ids = self._own_rows(EMBEDDING)
+        head, head_ids = self._own_rows(HEAD)
+        if head is None and self.base is not None and self.base.is_tied and table_ids is not None:
+            head, head_ids = table, table_ids  # PEFT ties rows of single tokens, and tables only if it stores both
+        if table is None and head is None:
+            return packed
+        device = self.ops.device
+        return AdapterWithEnds(
+            packed,
+            None if table is None else self._kept(table).to(device),
+            None if table_ids is None else table_ids.to(device),
+            None if head is None else self.ops.pack_linear(self._kept(head).to(device)),
+            None if head_ids is None else head_ids.to(device),
+        )
+
+    def _own_rows(self, module: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the rows of a module that the adapter replaces, and their tokens; None for all."""
+        tensors = self.modules.get(module)
+        if tensors is None:
+            return None, None
+        if (rows := tensors.get("rows")) is not None:
+            ids, order = torch.tensor(self.settings.own_tokens(module), dtype=torch.int64).sort()
+            return rows[order], ids
+        weight = tensors.get("weight")
+        if weight is not None and not self._is_base(module, weight):
+            return weight, None
+        return None, None
+
+    def _is_base(self, module: str, weight: torch.Tensor) -> bool:
+        """Return whether weights are those of the model: PEFT stores these next to factors of embedding and head."""
+        if self.base is None:
+            return False
+        chunks = self.base.chunks(module, weight.shape[1], len(weight))
+        return all(torch.equal(rows.to(weight.dtype), weight[place]) for place, rows in chunks)
+
+    def _kept(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return a copy of weights, in a type that the kernels have. The file's content is freed."""
+        kept = weight.dtype if weight.dtype in self.ops.weight_dtypes else self.ops.dtype
+        return weight.to(kept, copy=True).contiguous()
+
+
+def _layer_of(module: str) -> int:
+    return int(module.split(".")[2])
+
+
+def _norm_names(config: AdaptedModel) -> dict[str, str]:
+    """Return the norms of `kernels` by the names that norms of layers have in checkpoints."""
+    names = {"input_layernorm": "input_norm", "q_norm": "q_norm", "k_norm": "k_norm"}
+    if not config.post_norms:
+        return names | {"post_attention_layernorm": "mlp_norm"}
+    return names | {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "post_mlp_norm",
+    }
+
+
+def _shapes(config: AdaptedModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of all modules that an adapter may change."""
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((EMBEDDING, HEAD), (config.vocab_size, config.hidden_size))
+    norms = _norm_names(config)
+    for name, shape in config.tensor_shapes().items():
+        module = name.removesuffix(".weight")
+        end = module.rpartition(".")[2]
+        if module != name and (end in PROJECTIONS or end in norms or module == FINAL_NORM):
+            shapes[module] = shape
+    return shapes
+
+
+def _largest(config: AdaptedModel, shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
+    """Return the most bytes of the tensors of an adapter, in float32."""
+    matrices = [shape for shape in shapes.values() if len(shape) == 2]
+    factors = sum(rank * sum(shape) + 3 * shape[0] for shape in matrices)  # with magnitudes and biases
+    replaced = (
+        sum(shape[0] for shape in shapes.values() if len(shape) == 1) + 2 * config.vocab_size * config.hidden_size
+    )
+    towers = 2 if config.is_wrapped else 1  # a tower is smaller than its text model
+    return 4 * (factors * towers + replaced) + MAX_HEADER_BYTES
+
+
+def _check_saved(path: Path, config: AdapterConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise CheckpointError if a module of `modules_to_save` has no tensor."""
+    for module in config.saved:
+        if not any(f"{module}." in name for name in tensors):
+            what = f"modules_to_save has {module[:80]}, and no tensor is of such a module"
+            raise CheckpointError(path, what, AGAIN)
 
 
 def _of_text(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -136,93 +306,36 @@ def _of_text(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Te
     return {name: tensor for name, tensor in tensors.items() if name not in set(others)}
 
 
-def _factors(
-    path: Path, tensors: dict[str, torch.Tensor], config: AdapterConfig, expected: dict[str, tuple[int, int]]
-) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
-    """Return A [rank, in] and B [out, rank] of each module, checked, and the names that the adapter has for modules."""
-    pairs: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
-    names = {}
-    for name, tensor in sorted(tensors.items()):
-        own, side = _module_of(path, name)
-        module = text_tensor_name(own)
-        if module not in expected:
-            what = f"tensor {name} is of a layer that this model does not have{_of(config)}"
-            raise CheckpointError(path, what, "give an adapter that was trained for this model")
-        pair = pairs.setdefault(module, {})
-        if side in pair:
-            raise CheckpointError(path, f"tensors {pair[side][0]} and {name} are of the same module", AGAIN)
-        pair[side], names[module] = (name, _checked(path, name, tensor)), own
-    if not pairs:
-        raise CheckpointError(path, "this file has no tensors of the text model", AGAIN)
-    factors = {}
-    for module in (name for name in expected if name in pairs):
-        pair = pairs[module]
-        for side in "AB":
-            if side not in pair:
-                raise CheckpointError(path, f"tensor {PREFIX}{names[module]}.lora_{side}.weight is missing", AGAIN)
-        (rows, columns), rank = expected[module], config.rank_of(names[module])
-        for side, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-            name, tensor = pair[side]
-            if tensor.shape != shape:
-                what = f"tensor {name} has the shape {list(tensor.shape)}, expected {list(shape)}{_of(config)}"
-                raise CheckpointError(path, what, "give an adapter that was trained for this model")
-        a, b = pair["A"][1], pair["B"][1]
-        kept = torch.bfloat16 if {a.dtype, b.dtype} == {torch.bfloat16} else torch.float32
-        factors[module] = (a.to(kept).contiguous(), b.to(kept).contiguous())
-    return factors, names
-
-
-def _module_of(path: Path, name: str) -> tuple[str, str]:
-    """Return the module and the factor, A or B, that a tensor belongs to."""
-    end = next((end for end in FACTORS if name.endswith(end)), None)
-    if end is not None and name.startswith(PREFIX):
-        module = name.removeprefix(PREFIX).removesuffix(end)
-        match = _PROJECTION.fullmatch(text_tensor_name(module))
-        if match is not None and match[1] in PROJECTIONS:
-            return module, FACTORS[end]
-    what = f"tensor {name[:200]} is not of a projection that an adapter may change ({', '.join(PROJECTIONS)})"
-    raise NotSupported(path, what, MERGE)
-
-
-def _checked(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        what = f"tensor {name} has the type {str(tensor.dtype)[6:]}, expected float32, bfloat16 or float16"
-        raise CheckpointError(path, what, "save the adapter in one of these types")
-    if not bool(tensor.isfinite().all()):
-        raise CheckpointError(path, f"tensor {name} has values that are not finite", AGAIN)
-    return tensor
-
-
 def _check_targets(
-    path: Path, config: AdapterConfig, factors: dict[str, tuple[torch.Tensor, torch.Tensor]], model: AdaptedModel
+    path: Path, config: AdapterConfig, modules: Mapping[str, ModuleTensors], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise CheckpointError if a module of `target_modules` has no tensors, or one that is not in it has some."""
+    """Raise CheckpointError if a module of `target_modules` has no factors, or one that is not in it has some."""
     if config.targets is None:
         return
-    for module, _ in _modules(model):
-        if module.rpartition(".")[2] in config.targets and module not in factors:
-            what = f"tensor base_model.model.{module}.lora_A.weight is missing, and target_modules has its module"
-            raise CheckpointError(path, what, AGAIN)
-    for module in factors:
-        if module.rpartition(".")[2] not in config.targets:
-            what = f"tensor base_model.model.{module}.lora_A.weight is of no module of target_modules"
-            raise CheckpointError(path, what, AGAIN)
+    for module in shapes:
+        has_factors = module in modules and modules[module].has_factors
+        name = f"{PREFIX}{module}.lora_A.weight"
+        if module.rpartition(".")[2] not in PROJECTIONS:
+            continue
+        if module.rpartition(".")[2] in config.targets and not has_factors:
+            raise CheckpointError(path, f"tensor {name} is missing, and target_modules has its module", AGAIN)
+        if has_factors and module.rpartition(".")[2] not in config.targets:
+            raise CheckpointError(path, f"tensor {name} is of no module of target_modules", AGAIN)
 
 
-def _of(config: AdapterConfig) -> str:
-    return f" (base_model_name_or_path of the adapter: {config.base})" if config.base else ""
-
-
-def _read(path: Path, limit: int) -> bytes:
+def _read(path: Path, limit: int) -> bytearray:
     """Read a file of at most `limit` bytes. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = bytearray(min(size, limit + 1))
+            read = file.readinto(data)
     except FileNotFoundError:
         raise CheckpointError(path, "this file of the adapter is missing", AGAIN) from None
     except OSError as error:
         raise CheckpointError(path, f"this file cannot be read ({error.strerror})", AGAIN) from None
     if len(data) > limit:
         what = f"this file is larger than {limit} bytes, the most for this model and --max-lora-rank"
-        raise CheckpointError(path, what, "give an adapter that was trained for this model")
+        raise CheckpointError(path, what, OTHER_MODEL)
+    del data[read:]
     return data

@@ -13,6 +13,7 @@ import torch
 
 from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.layout import (
+    AUTO_ROUND_FIELDS,
     FLOATS,
     LayerLayout,
     Load,
@@ -31,7 +32,7 @@ from quire.worker.models.files.quantized.words import unpack_columns
 BITS, PER_WORD = 4, 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 MEANT = ("bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format", "quant_method", "method",
-         "checkpoint_format", "pack_dtype")  # fmt: skip
+         "checkpoint_format", "pack_dtype", "data_type")  # fmt: skip
 NEUTRAL = ("modules_to_not_convert", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse",
            "meta", "sym", "desc_act", "lm_head")  # fmt: skip
 
@@ -49,11 +50,10 @@ class AwqLayer:
     def label(self) -> str:
         return f"4 bits, groups of {self.group_size}" if self.group_size else "4 bits, one group per channel"
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return PER_WORD
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         return matrix_shape(stored_shape, "scales")[1], matrix_shape(stored_shape, "qweight")[0]
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
@@ -87,7 +87,9 @@ class Awq:
 
 def read_awq(fields: Fields) -> Awq:
     """Parse the fields of a `quantization_config`. Raises CheckpointError."""
-    refuse_unknown(fields, (*MEANT, *NEUTRAL))
+    refuse_unknown(fields, (*MEANT, *NEUTRAL, *AUTO_ROUND_FIELDS))
+    if fields.get("data_type", "int") != "int":
+        raise fields.fault("data_type", "int; use a checkpoint of integers, or one that is not quantised")
     bits = "bits" if fields.has("bits") else "w_bit"
     if fields.integer(bits, BITS) != BITS:
         raise fields.fault(bits, "4; use a checkpoint of 4 bits, or one that is not quantised")

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor
 
 from quire.kernels.weights import (
+    CodedWeight,
     GroupedWeight,
     QuantizedWeight,
-    grouped_part,
-    grouped_rows,
+    coded_part,
+    coded_rows,
     quantized_part,
     quantized_rows,
 )
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import AGAIN, TORCH_DTYPES, Progress, Weights
 from quire.worker.models.files.quantized.layout import LayerLayout, Quantization, Stored, TensorFault
-from quire.worker.models.files.quantized.weight import ScaledWeight
+from quire.worker.models.files.quantized.weight import StoredWeight
 
 # Tensors that do not change the weights: the rounding of activations and of the KV cache.
 NEUTRAL_ENDS = (".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
-                ".input_scale_ub", ".activation_scale")  # fmt: skip
+                ".input_scale_ub", ".activation_scale", ".input_global_scale")  # fmt: skip
 SAME_MODEL = "config.json and the weights must be of the same model"
 
 
@@ -46,7 +47,7 @@ class QuantizedCheckpoint(Weights):
         self.quantization = quantization
         self._dtypes, self._wide = dtypes, wide if wide in dtypes else dtypes[0]
         self._layers: dict[str, tuple[LayerLayout, int, int]] = {}  # name of the weight: layout, rows, columns
-        self._last: tuple[tuple[str, int, int], ScaledWeight, list[Tensor]] | None = None  # with its stored tensors
+        self._last: tuple[tuple[str, int, int], StoredWeight, list[Tensor]] | None = None  # with its stored tensors
         self._used: list[Tensor] = []  # stored tensors that the last result was made of, or is
 
     def __contains__(self, name: str) -> bool:
@@ -100,7 +101,7 @@ class QuantizedCheckpoint(Weights):
 
     def codes(
         self, names: Sequence[str], parts: Sequence[tuple[slice, ...]], layer: Sequence[str] = ()
-    ) -> GroupedWeight | None:
+    ) -> CodedWeight | None:
         """Return quantised layers as one, as codes with scales; None if that would round them.
 
         layer: the names of all weights that are packed as one.
@@ -112,11 +113,11 @@ class QuantizedCheckpoint(Weights):
                 return None
             rows, inside = self._rows(name, part)
             grouped = rows.grouped()
-            weight = None if grouped is None else grouped_part(grouped, inside)
+            weight = None if grouped is None else coded_part(grouped, inside)
             if weight is None:
                 return None
             weights.append(weight)
-        return grouped_rows(weights)
+        return coded_rows(weights)
 
     def finished(self, names: Sequence[str]) -> None:
         self._last = None
@@ -154,11 +155,15 @@ class QuantizedCheckpoint(Weights):
         if kind not in stored.types:
             what = f"tensor {name} has the type {kind}, expected {' or '.join(stored.types)}"
             raise CheckpointError(path, what, "quantization_config must describe these weights; " + AGAIN)
-        if shape not in stored.shapes:
+        if stored.most:
+            if len(shape) != 1 or shape[0] > stored.most:
+                what = f"tensor {name} has the shape {list(shape)}, expected a text of at most {stored.most} bytes"
+                raise CheckpointError(path, what, AGAIN)
+        elif shape not in stored.shapes:
             what = f"tensor {name} has the shape {list(shape)}, expected {list(stored.shapes[0])}"
             raise CheckpointError(path, what, SAME_MODEL)
         if stored.holds is not None:
-            values = super()._stored(name, ()).tolist()
+            values = super()._stored(name, ()).reshape(-1).tolist()
             if values != list(stored.holds):
                 what = f"tensor {name} is {values}, expected {list(stored.holds)}"
                 raise CheckpointError(path, what, "repair or convert the model again")
@@ -178,18 +183,19 @@ class QuantizedCheckpoint(Weights):
         weight = rows.dequantized(self.stored_dtype(name))
         return weight[inside].contiguous() if inside else weight
 
-    def _rows(self, name: str, part: tuple[slice, ...]) -> tuple[ScaledWeight, tuple[slice, ...]]:
+    def _rows(self, name: str, part: tuple[slice, ...]) -> tuple[StoredWeight, tuple[slice, ...]]:
         """Read the rows of a part of a layer, and those that are stored in one word or block with them.
 
         Returns them, and the part inside of them.
         """
-        layout, n, _ = self._layers[name]
+        layout, n, k = self._layers[name]
         first, last, _ = part[0].indices(n) if part else (0, n, 1)
-        low, high = first // layout.row_unit * layout.row_unit, min(n, -(-last // layout.row_unit) * layout.row_unit)
+        unit = layout.row_unit(k)
+        low, high = first // unit * unit, min(n, -(-last // unit) * unit)
         inside = (slice(first - low, last - low), *part[1:]) if part else ()
         return self._weight(name, low, high), inside
 
-    def _weight(self, name: str, first: int, last: int) -> ScaledWeight:
+    def _weight(self, name: str, first: int, last: int) -> StoredWeight:
         """Read some rows of a layer. The last ones are kept: they are tried in several layouts."""
         if self._last is not None and self._last[0] == (name, first, last):
             self._used += self._last[2]
@@ -203,6 +209,9 @@ class QuantizedCheckpoint(Weights):
             stored = f"{layer}.{kind}"
             if stored not in self._tensors:
                 return None
+            if whole[kind].most:
+                stored_tensors.append(super(QuantizedCheckpoint, self)._stored(stored, ()))
+                return stored_tensors[-1]
             at = whole[kind].shapes.index(super(QuantizedCheckpoint, self).shape(stored))
             sizes = zip(start[kind].shapes[at], end[kind].shapes[at], strict=True)
             part = [slice(None) if low == high else slice(low, high) for low, high in sizes]

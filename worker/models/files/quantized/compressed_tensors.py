@@ -3,6 +3,7 @@
 A configuration has groups of layers; each says how weights and activations are rounded. Read are int-quantized (int8),
 pack-quantized (4 or 8 bits in words of 32, less half of their range) and float-quantized (FP8).
 weight[n, k] = (value[n, k] - zero[n, j]) * weight_scale[n, j], with one j per channel, group or block.
+nvfp4-pack-quantized and mxfp4-pack-quantized have the layouts of `nvfp4` and `mxfp4`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ from quire.worker.models.files.quantized.layout import (
     refuse_unknown,
     required,
 )
+from quire.worker.models.files.quantized.mxfp4 import Mxfp4Layer
+from quire.worker.models.files.quantized.nvfp4 import compressed_nvfp4
 from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
 from quire.worker.models.files.tensor_names import layer_spellings
 
-PACKED, INTEGERS, FLOATING, NAIVE, MIXED = FORMATS = (
-    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"
+PACKED, INTEGERS, FLOATING, NAIVE, MIXED, NVFP4, MXFP4 = FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
 )  # fmt: skip
+# The strategy and the size of the groups of 4-bit floating-point weights.
+FOUR_BITS = {("tensor_group", 16): NVFP4, ("group", 32): MXFP4}
 MEANT = ("quant_method", "format", "config_groups", "ignore", "quantization_status", "sparsity_config",
          "transform_config")  # fmt: skip
 # The KV cache has the type that the worker's settings say.
@@ -70,11 +76,10 @@ class IntegerLayer:
     def stored_as(self) -> str:
         return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return 32 // self.bits
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         n, k = matrix_shape(stored_shape, "weight_packed" if self.is_packed else "weight")
         return n, k * (32 // self.bits) if self.is_packed else k
 
@@ -198,16 +203,18 @@ def _group(fields: Fields, whole: str | None) -> tuple[LayerNames, LayerLayout]:
     kind, bits = weights.get("type", "int"), weights.integer("num_bits", 8)
     if weights.get("dynamic"):
         raise weights.fault("dynamic", "false")
+    if kind == "float" and bits == 4:
+        return names, _fp4_layer(weights, stored)
     if kind == "float":
         if bits != 8 or stored not in (FLOATING, NAIVE, None):
-            raise weights.fault("num_bits", f"8 for floating-point weights, in the format {FLOATING}; {OTHER}")
+            raise weights.fault("num_bits", f"8 or 4 for floating-point weights, 8 in the format {FLOATING}; {OTHER}")
         return names, _float_layer(weights)
     if kind != "int":
         raise weights.fault("type", f"int or float; {OTHER}")
     if bits not in (4, 8):
         raise weights.fault("num_bits", f"4 or 8; {OTHER}")
-    if stored == FLOATING:
-        raise weights.fault("type", f"float, as the format is {FLOATING}")
+    if stored in (FLOATING, NVFP4, MXFP4):
+        raise weights.fault("type", f"float, as the format is {stored}")
     return names, _integer_layer(weights, bits, stored == PACKED, fields)
 
 
@@ -241,6 +248,17 @@ def _rounds_rows(group: Fields) -> bool:
         and inputs.get("dynamic") is True
         and inputs.get("symmetric", True) is True
     )
+
+
+def _fp4_layer(weights: Fields, stored: str | None) -> LayerLayout:
+    """Return the layout of 4-bit floating-point weights. stored: the format of the group."""
+    if not weights.flag("symmetric", True):
+        raise weights.fault("symmetric", "true for floating-point weights")
+    found = FOUR_BITS.get((str(weights.get("strategy")), weights.integer("group_size", 0, minimum=-1)))
+    if found is None or stored not in (found, None):
+        wanted = " or ".join(f"{kind} with group_size {size} ({name})" for (kind, size), name in FOUR_BITS.items())
+        raise weights.fault("strategy", f"{wanted} for floating-point weights of 4 bits; {OTHER}")
+    return compressed_nvfp4() if found == NVFP4 else Mxfp4Layer()
 
 
 def _float_layer(weights: Fields) -> Fp8Layer:

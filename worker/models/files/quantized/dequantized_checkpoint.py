@@ -78,8 +78,12 @@ class DequantizedCheckpoint(QuantizedCheckpoint):
             name = f"{layer}.{end}"
             return tuple(self._header(name, ())[1].get_shape()) if name in self._tensors else None
 
+        def load(end: str) -> Tensor | None:
+            name = f"{layer}.{end}"
+            return self._finite(name, ()) if name in self._tensors else None
+
         try:
-            return layout.shape(stored_shape)
+            return layout.shape(stored_shape, load)
         except TensorFault as fault:
             name = f"{layer}.{fault.end}"
             path = self._tensors[name][0] if name in self._tensors else self._folder

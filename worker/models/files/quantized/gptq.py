@@ -15,6 +15,7 @@ import torch
 
 from quire.shared.model.fields import Fields
 from quire.worker.models.files.quantized.layout import (
+    AUTO_ROUND_FIELDS,
     FLOATS,
     LayerLayout,
     Load,
@@ -33,7 +34,7 @@ from quire.worker.models.files.quantized.weight import ScaledWeight
 from quire.worker.models.files.quantized.words import unpack_columns, unpack_rows
 
 MEANT = ("bits", "group_size", "desc_act", "sym", "checkpoint_format", "format", "pack_dtype", "dynamic", "activation",
-         "quant_method", "method", "is_marlin_format", "rotation", "adapter")  # fmt: skip
+         "quant_method", "method", "is_marlin_format", "rotation", "adapter", "data_type")  # fmt: skip
 # How the weights were found, and how other programs compute with them.
 NEUTRAL = ("damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path", "mse",
            "model_file_base_name", "meta", "tokenizer", "dataset", "block_name_to_quantize", "backend", "batch_size",
@@ -63,11 +64,10 @@ class GptqLayer:
     def stored_as(self) -> str:
         return integers_stored_as(self.bits, self.group_size, not self.act_order) if self.symmetric else ""
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return 32 // self.bits
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         words, n = matrix_shape(stored_shape, "qweight")
         order = stored_shape("g_idx")
         return n, order[0] if order else words * (32 // self.bits)
@@ -112,7 +112,9 @@ class Gptq:
 
 def read_gptq(fields: Fields) -> Gptq:
     """Parse the fields of a `quantization_config`. Raises CheckpointError."""
-    refuse_unknown(fields, (*MEANT, *NEUTRAL))
+    refuse_unknown(fields, (*MEANT, *NEUTRAL, *AUTO_ROUND_FIELDS))
+    if fields.get("data_type", "int") != "int":
+        raise fields.fault("data_type", "int; use a checkpoint of integers, or one that is not quantised")
     bits = fields.integer("bits")
     if bits not in (4, 8):
         raise fields.fault("bits", "4 or 8; use a checkpoint of one of these, or one that is not quantised")

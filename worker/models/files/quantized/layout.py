@@ -11,10 +11,19 @@ from torch import Tensor
 
 from quire.kernels.weights import FP8, INT4_GROUP
 from quire.shared.model.fields import Fields
-from quire.worker.models.files.quantized.weight import ScaledWeight
+from quire.worker.models.files.quantized.weight import ScaledWeight, StoredWeight
 
 E4M3, E8M0 = "F8_E4M3", "F8_E8M0"
 FLOATS = ("F16", "BF16", "F32")  # types of scales, as safetensors names them
+# Fields of AutoRound, in its own format and in those of others: how the weights were found, and other than weights.
+AUTO_ROUND_FIELDS = (
+    "provider", "autoround_version", "enable_quanted_input", "to_quant_block_names", "block_name_to_quantize", "iters",
+    "nsamples", "seqlen", "lr", "minmax_lr", "amp", "batch_size", "gradient_accumulate_steps", "low_gpu_mem_usage",
+    "enable_minmax_tuning", "enable_norm_bias_tuning", "scale_dtype", "supported_types", "quant_block_list", "dataset",
+    "act_bits", "act_group_size", "act_sym", "act_data_type", "act_dynamic", "static_kv_dtype", "backend",
+    "static_kv_granularity", "static_attention_dtype", "static_attention_granularity", "modules_to_not_convert",
+    "use_quant_input", "disable_quanted_input", "not_use_best_mse", "dynamic_max_gap", "sampler", "quant_lm_head",
+)  # fmt: skip
 # Returns the type of a stored tensor, as safetensors names it; None if the checkpoint does not have the tensor.
 StoredType = Callable[[str], str | None]
 # Returns the shape of a tensor of the layer by the end of its name, such as "qweight"; None if it is absent.
@@ -33,12 +42,16 @@ class TensorFault(Exception):
 
 @dataclass(frozen=True)
 class Stored:
-    """The permitted types and shapes of a tensor. holds: the values that it must have; None: any."""
+    """The permitted types and shapes of a tensor.
+
+    holds: the values that it must have; None: any. most: the bytes of a text, whose shape is free; 0: no text.
+    """
 
     types: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     optional: bool = False
     holds: tuple[int, ...] | None = None
+    most: int = 0
 
 
 class LayerLayout(Protocol):
@@ -60,17 +73,19 @@ class LayerLayout(Protocol):
     def integer_bits(self) -> int:
         """Bits of weights if the format multiplies them with activations that are rounded to 8 bits; else 0."""
 
-    @property
-    def row_unit(self) -> int:
-        """Output channels that share a word or a block of scales: some rows are read from a multiple of it on."""
+    def row_unit(self, k: int) -> int:
+        """Return how many output channels share a word or a block of scales: rows are read from a multiple of it on.
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
-        """Return [n, k] of the weights of a layer, by the shapes of its tensors."""
+        k: input features.
+        """
+
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
+        """Return [n, k] of the weights of a layer: by the shapes of its tensors, or by a text. Raises TensorFault."""
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:
         """Return the tensors of a layer with weights [n, k] by the ends of their names."""
 
-    def weight(self, n: int, k: int, load: Load) -> ScaledWeight:
+    def weight(self, n: int, k: int, load: Load) -> StoredWeight:
         """Read the weights, or n rows of them if `load` returns the tensors of these. Raises TensorFault."""
 
 
@@ -175,11 +190,10 @@ class Fp8Layer:
     def label(self) -> str:
         return f"FP8 in blocks of {self.block[0]}x{self.block[1]}" if self.block else "FP8 per channel or tensor"
 
-    @property
-    def row_unit(self) -> int:
+    def row_unit(self, k: int) -> int:
         return self.block[0] if self.block else 1
 
-    def shape(self, stored_shape: StoredShape) -> tuple[int, int]:
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
         return matrix_shape(stored_shape, "weight")
 
     def tensors(self, n: int, k: int) -> dict[str, Stored]:

@@ -11,9 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.weights import MXFP4, GroupedWeight
+from quire.kernels.weights import GROUP, MXFP4, GroupedWeight
 from quire.shared.model.fields import Fields
-from quire.worker.models.files.quantized.layout import LayerLayout, StoredType, refuse_unknown
+from quire.worker.models.files.quantized.layout import (
+    LayerLayout,
+    Load,
+    Stored,
+    StoredShape,
+    StoredType,
+    TensorFault,
+    matrix_shape,
+    refuse_unknown,
+    required,
+)
+from quire.worker.models.files.quantized.weight import StoredCodes
 
 BIAS = 127
 LARGEST_SCALE = 125 + BIAS  # 6 times a larger one is no float32 number
@@ -25,9 +36,41 @@ def mxfp4_weight(blocks: Tensor, scales: Tensor) -> GroupedWeight:
     Raises ValueError for a scale that is no number, or too large for float32.
     """
     if int(scales.max()) > LARGEST_SCALE:
-        raise ValueError(f"scales has the value {int(scales.max())}, expected at most {LARGEST_SCALE}")
+        raise ValueError(f"has the value {int(scales.max())}, expected at most {LARGEST_SCALE}")
     codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(1)
     return GroupedWeight(codes, torch.ldexp(torch.ones(scales.shape), scales.int() - BIAS), MXFP4)
+
+
+@dataclass(frozen=True)
+class Mxfp4Layer:
+    """A linear layer of compressed-tensors: codes [n, k / 2] and scales [n, k / 32], both uint8."""
+
+    label: str = "MXFP4"
+    scale: str = "weight_scale"
+    stored_as: str = ""
+    integer_bits: int = 0
+
+    def row_unit(self, k: int) -> int:
+        return 1
+
+    def shape(self, stored_shape: StoredShape, load: Load) -> tuple[int, int]:
+        n, half = matrix_shape(stored_shape, "weight_packed")
+        return n, 2 * half
+
+    def tensors(self, n: int, k: int) -> dict[str, Stored]:
+        return {
+            "weight_packed": Stored(("U8",), ((n, -(-k // 2)),)),
+            self.scale: Stored(("U8",), ((n, -(-k // GROUP)),)),
+        }
+
+    def weight(self, n: int, k: int, load: Load) -> StoredCodes:
+        scales = required(load, self.scale)
+        try:
+            if k % GROUP:
+                raise ValueError(f"is of {k} input features, expected a multiple of {GROUP}")
+            return StoredCodes(mxfp4_weight(required(load, "weight_packed").view(n, -1, GROUP // 2), scales))
+        except ValueError as error:
+            raise TensorFault(self.scale, str(error), "use a checkpoint of another format") from None
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Mxfp4Checkpoint(QuantizedCheckpoint):
                 self._mapped.release(tensor)
             return weight
         except ValueError as error:
-            raise CheckpointError(self._path(name), f"tensor {name}: {error}", AGAIN) from None
+            raise CheckpointError(self._path(name), f"tensor {name}: scales {error}", AGAIN) from None
 
     def _stored(self, name: str, part: tuple[slice, ...]) -> Tensor:
         if name not in self._experts:

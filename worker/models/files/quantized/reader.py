@@ -21,9 +21,9 @@ from quire.kernels.ops import Ops
 from quire.kernels.weights import (
     FP8_DYNAMIC,
     MXFP4,
+    CodedWeight,
     Fp8Activations,
     GroupedWeight,
-    KQuantWeight,
     LinearWeight,
     QuantizedWeight,
 )
@@ -69,9 +69,7 @@ class StoredLayers(TensorSource, Protocol):
     def exact(self, names: Sequence[str], bits: int, parts: Sequence[Part]) -> QuantizedWeight | None:
         """Return layers as one in integers of these bits; None if that would round them."""
 
-    def codes(
-        self, names: Sequence[str], parts: Sequence[Part], layer: Sequence[str] = ()
-    ) -> GroupedWeight | KQuantWeight | None:
+    def codes(self, names: Sequence[str], parts: Sequence[Part], layer: Sequence[str] = ()) -> CodedWeight | None:
         """Return layers as one, as codes with scales; None if that would round them. layer: all that are packed."""
 
 

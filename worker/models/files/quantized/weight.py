@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,14 +14,45 @@ from quire.kernels.weights import (
     INT4_GROUP,
     MAX_INTEGER_FEATURES,
     MAX_ZEROS,
+    SINT8,
     UINT4,
     UINT8,
+    CodedWeight,
     GroupedWeight,
     QuantizedWeight,
     has_short_scales,
 )
 
 CHUNK = 1 << 22  # values that are float32 at a time
+
+
+class StoredWeight(Protocol):
+    """The weights [N, K] of a layer, or some rows of them."""
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weights: computed in float32, and rounded to `dtype`."""
+
+    def exact(self, bits: int) -> QuantizedWeight | None:
+        """Return the same weights in a layout of the kernels, or None if it cannot hold them without rounding."""
+
+    def grouped(self) -> CodedWeight | None:
+        """Return the same weights as codes with scales; None if that would round them."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredCodes:
+    """Weights that are stored as the kernels have them."""
+
+    weight: CodedWeight
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        return self.weight.dequantized(dtype)
+
+    def exact(self, bits: int) -> QuantizedWeight | None:
+        return None
+
+    def grouped(self) -> CodedWeight:
+        return self.weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +105,8 @@ class ScaledWeight:
     def grouped(self) -> GroupedWeight | None:
         """Return the same weights as codes with a scale per group; None if that would round them.
 
-        Blocks must be of whole groups, and scales of integers must leave space for the zero point. Input features in
-        another order than their groups are put in the order of the groups.
+        Blocks must be of whole groups. Scales of integers must leave space for the zero point, unless they have 8 bits
+        and no zero points. Input features in another order than their groups are put in the order of the groups.
         """
         n, k = self.values.shape
         if self.scales.shape[1] > 1 and self.block[1] % GROUP:
@@ -85,8 +117,11 @@ class ScaledWeight:
         scales = self.scales.float()[rows][:, columns].contiguous()
         if self.values.dtype is torch.float8_e4m3fn:
             return GroupedWeight(self.values.contiguous().view(torch.uint8), scales, FP8)
-        if self.values.dtype is not torch.int8 or not has_short_scales(scales):
+        if self.values.dtype is not torch.int8:
             return None
+        if not has_short_scales(scales):
+            is_plain = self.bits == 8 and self.zeros is None
+            return GroupedWeight(self.values.contiguous().view(torch.uint8), scales, SINT8) if is_plain else None
         kind, half = (UINT4, 8) if self.bits == 4 else (UINT8, 128)
         if kind == UINT4 and not _fits_4_bits(self.values):
             return None

@@ -23,6 +23,11 @@ def unpack_columns(words: Tensor, bits: int, width: int, order: Sequence[int] | 
     return out[:, :width]
 
 
+def unpack_nibbles(stored: Tensor) -> Tensor:
+    """Return the codes of bytes [R, C] uint8 as uint8 [R, 2 * C]; the first of a byte is in its lower bits."""
+    return torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
+
+
 def unpack_rows(words: Tensor, bits: int, height: int) -> Tensor:
     """Return the integers of words [C, N], packed along the first dimension, as int8 [N, height], less half."""
     return unpack_columns(words.T.contiguous(), bits, height)

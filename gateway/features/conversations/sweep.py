@@ -1,0 +1,46 @@
+"""Adds the items of ended responses to conversations that nobody reads, before Redis forgets the responses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+from redis.exceptions import RedisError
+
+from quire.gateway.errors.api_errors import ApiError
+from quire.gateway.features.conversations.conversation_calls import settled
+from quire.gateway.serving.model_directory import ModelDirectory
+from quire.shared.process.tasks import end_tasks
+from quire.shared.redis.cancellation import check_cancelled
+
+log = logging.getLogger("gateway")
+
+# Time between two looks for responses that have ended.
+LOOK_S = 5.0
+
+
+class ConversationSweep:
+    """Looks at the conversations of all models of a process, between `start` and `close`."""
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self._directory = directory
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, app: web.Application) -> None:
+        self._tasks.append(asyncio.create_task(self._sweep_forever()))
+
+    async def close(self, app: web.Application) -> None:
+        await end_tasks(*self._tasks)
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            for gateway in self._directory.gateways:
+                try:
+                    for conversation_id in await gateway.broker.answered_conversations():
+                        if await settled(gateway, conversation_id) is None:
+                            await gateway.broker.delete_conversation(conversation_id)
+                except (ApiError, RedisError, OSError) as error:
+                    log.debug("conversations of %s cannot be looked up now: %s", gateway.model.name, error)
+                check_cancelled()
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,3 @@
+from tests.gateway.features.conversations.conftest import client, folder, gateway
+
+__all__ = ["client", "folder", "gateway"]
