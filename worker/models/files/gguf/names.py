@@ -1,7 +1,7 @@
 """The names of tensors in GGUF files, and how llama.cpp stores their numbers.
 
-A place says where the tensor of a Hugging Face checkpoint is in a file: under which name, as which entry of stacked
-experts, in which order of rows and columns, and what is undone to its numbers.
+A place describes how a file stores a tensor of a Hugging Face checkpoint: the name, the entry of stacked experts, the
+order of rows and columns, and the change of the numbers.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _STATE_NORM = "linear_attn.norm"  # has no offset
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where the numbers of a tensor are. entry: of stacked experts; None: the tensor is stored alone.
+    """The place of the numbers of a tensor. entry: of stacked experts; None: the tensor is stored alone.
 
     rows, columns: the stored row or column of each one, int64; None: the same. undo: of a change to each number.
     shape: in a checkpoint, if it has other dimensions.
@@ -140,7 +140,7 @@ class TensorNames:
             self._heads = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}
 
     def find(self, name: str) -> Place | None:
-        """Return the place of a tensor with this canonical name; None if there is none in files of the architecture."""
+        """Return the place of a tensor with this canonical name; None if the architecture has no such tensor."""
         if name in WHOLE:
             return self._place(WHOLE[name], name.removesuffix(".weight").removeprefix("model."), None)
         if not (layer := _LAYER.fullmatch(name)):
