@@ -14,7 +14,7 @@ from quire.shared.protocol.messages import GenerationRequest, WorkerCard
 from quire.shared.protocol.pace import Pace, lane_pace
 
 
-class LiveWorkers(Protocol):
+class WorkerCards(Protocol):
     """The workers that are alive (`WorkerRegistry`)."""
 
     workers: tuple[WorkerCard, ...]
@@ -23,7 +23,7 @@ class LiveWorkers(Protocol):
 class Deadlines:
     """Estimates for the calls of one model."""
 
-    def __init__(self, live: LiveWorkers, is_on: bool) -> None:
+    def __init__(self, live: WorkerCards, is_on: bool) -> None:
         self._live = live
         self._is_on = is_on
 
