@@ -32,7 +32,7 @@ from quire.shared.model.gguf.file import GGUFFile, GGUFTensor, open_gguf
 from quire.shared.process.errors import AGAIN, CheckpointError, FileError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, half, int4_values
 from quire.worker.models.files.gguf.codes import codes_of, common_kind
-from quire.worker.models.files.gguf.names import TensorPlace, TensorNames
+from quire.worker.models.files.gguf.names import TensorNames, TensorPlace
 from quire.worker.models.files.gguf.quantization import INTEGER_TYPE, quantization_of
 from quire.worker.models.files.loader import Progress, Weights
 
