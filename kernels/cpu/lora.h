@@ -14,7 +14,7 @@ struct AdapterPart {
     int64_t rank, width, format;  // format: kWords (float32) or kBfloat16
     int64_t offset, stride;       // the column of chunk i of 16 columns is offset + i * stride
     double scale;
-    const float* gains;  // [chunks of 16 columns][2][16]: gain and shift of each column; or null
+    const float *gains, *shifts;  // [chunks of 16 columns][16] of each column; or null, for gains 1 and shifts 0
 };
 
 // All factors of one linear layer in one adapter. `_Linear` in lora.py.
@@ -200,10 +200,8 @@ INLINE void expand_rows(const AdapterPart& part, const FactorStream& stream, con
         for (int row = 0; row < kRows; ++row) {
             Out* out = y[row] + column;
             F value = add(load_output(out, left), sums[row]);
-            if (part.gains) {
-                const float* gain = part.gains + chunk * 2 * W;
-                value = fma(value, load(gain), load(gain + W));
-            }
+            if (part.gains) value = mul(value, load(part.gains + chunk * W));
+            if (part.shifts) value = add(value, load(part.shifts + chunk * W));
             store_output(out, value, left);
         }
     }

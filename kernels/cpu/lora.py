@@ -40,6 +40,7 @@ class _Part(Structure):
         *((name, c_int64) for name in ("rank", "width", "format", "offset", "stride")),
         ("scale", c_double),
         ("gains", c_void_p),
+        ("shifts", c_void_p),
     ]
 
 
@@ -113,12 +114,17 @@ class CpuAdapter:
         offset, stride = part.offset, _LANES
         if inner:  # gates and ups alternate, 16 columns each
             offset, stride = (_LANES if part.offset >= inner else 0), _PANEL
-        gains = None
-        if part.gains is not None:
-            padded = F.pad(part.gains.float(), (0, -width % _LANES)).view(2, -1, _LANES).transpose(0, 1).contiguous()
-            self._gains.append(padded)
-            gains = padded.data_ptr()
-        return _Part(a, b, rank, width, FORMATS[part.a.dtype], offset, stride, part.scale, gains)
+        gains, shifts = (
+            (None, None) if part.gains is None else (self._columns(part.gains[0], 1), self._columns(part.gains[1], 0))
+        )
+        return _Part(a, b, rank, width, FORMATS[part.a.dtype], offset, stride, part.scale, gains, shifts)
+
+    def _columns(self, values: Tensor, neutral: float) -> int | None:
+        """Keep a value per column, and return the address; None if all are neutral, so that a step reads less."""
+        if bool((values == neutral).all()):
+            return None
+        self._gains.append(F.pad(values.float(), (0, -len(values) % _LANES)).contiguous())
+        return self._gains[-1].data_ptr()
 
     def _keep(self, factors: Tensor) -> int:
         """Copy factors to the end of the stream, and return their address."""

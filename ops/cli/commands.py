@@ -59,6 +59,7 @@ commands:
 examples:
   quire serve                                      Serve the model that comes with Quire, at http://127.0.0.1:8000
   quire serve Qwen/Qwen2.5-0.5B-Instruct           Serve another model, by its Hugging Face name
+  quire serve ggml-org/gemma-3-1b-it-GGUF:Q4_K_M   Serve one quantisation of a repository of GGUF files
   quire serve --workers 2 --port 9000 ./my-model   Serve a local folder with two replicas
   quire chat                                       Talk to the model"""
 

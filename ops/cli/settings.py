@@ -23,8 +23,9 @@ class ServeSettings(DeviceSettings, ListenSettings, CommonSettings):
 
     model: str = option(
         "models/demo",
-        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name; the default is the model that comes with "
-        "Quire. With several models, each has workers of its own, and the gateways serve all of them.",
+        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name, with the quantisation of GGUF files after "
+        "a colon; the default is the model that comes with Quire. With several models, each has workers of its own, "
+        "and the gateways serve all of them.",
         metavar="MODEL",
         positional=True,
         repeatable=True,

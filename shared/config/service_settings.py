@@ -16,8 +16,9 @@ class CommonSettings:
 
     model: str = option(
         "models/demo",
-        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name; the default is the model that comes with "
-        "Quire. A gateway reads only the tokenizer and the configuration.",
+        help="Folder of the checkpoint, a GGUF file, or a Hugging Face name, with the quantisation of GGUF files after "
+        "a colon; the default is the model that comes with Quire. A gateway reads only the tokenizer and the "
+        "configuration.",
         metavar="MODEL",
         positional=True,
     )

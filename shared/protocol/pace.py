@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Pace(NamedTuple):
-    """What a worker has learnt in its last steps. A number that it has not learnt is 0.
+    """The costs that a worker has learnt in its last steps. A number that it has not learnt is 0.
 
     prompt_us: microseconds of a token of a prompt. Tokens found in the prefix cache count, so they lower it.
     token_us: microseconds from a token of an answer to the next one. request_us: microseconds from the end of a request
@@ -29,7 +29,7 @@ UNKNOWN_PACE = Pace()
 
 
 class LanePace(NamedTuple):
-    """What all workers of a lane have learnt, as `too_late` in `_deadlines.lua` reads it.
+    """The costs that all workers of a lane have learnt, as `too_late` in `_deadlines.lua` reads it.
 
     prompt_us, token_us: of the fastest worker. request_us: from the end of a request to that of the next one at any
     worker. held_us: largest time for which a token holds up the queue. rows: of all workers. charge: as in `Pace`.

@@ -23,7 +23,7 @@ from quire.worker.engine.step import Step
 # Weights of the newest step, and of the newest request, in the averages.
 STEP_WEIGHT = 1 / 64
 END_WEIGHT = 1 / 32
-# A step counts as at most so many average ones or seconds: a process that was stopped learns little from its break.
+# Largest time of a step that counts, in average steps and in seconds: a stopped process learns little from its break.
 LONGEST, LONGEST_S = 8.0, 1.0
 # Steps for which an engine still counts as full: a row that becomes free is taken within a few steps.
 FULL_STEPS = 16

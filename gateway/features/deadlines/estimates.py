@@ -1,4 +1,4 @@
-"""Deadlines at a gateway: what is known about the answer of a call, and how fast its lane is.
+"""Deadlines at a gateway: the expected length of an answer, and the pace of the lane.
 
 Redis decides from it when the request is submitted, and when a worker claims it (`_deadlines.lua`).
 docs/deadlines.md describes the feature.
@@ -14,7 +14,7 @@ from quire.shared.protocol.messages import GenerationRequest, WorkerCard
 from quire.shared.protocol.pace import Pace, lane_pace
 
 
-class LiveWorkers(Protocol):
+class WorkerCards(Protocol):
     """The workers that are alive (`WorkerRegistry`)."""
 
     workers: tuple[WorkerCard, ...]
@@ -23,7 +23,7 @@ class LiveWorkers(Protocol):
 class Deadlines:
     """Estimates for the calls of one model."""
 
-    def __init__(self, live: LiveWorkers, is_on: bool) -> None:
+    def __init__(self, live: WorkerCards, is_on: bool) -> None:
         self._live = live
         self._is_on = is_on
 

@@ -249,7 +249,7 @@ def _window_or_none(keys: ModelKeys, config: Fields) -> int | None:
 
 
 def _layer_types(keys: ModelKeys, period: int) -> list[str]:
-    """Return the kind of attention of each layer. period: every so many layers, one has full attention."""
+    """Return the kind of attention of each layer. period: the last layer of each period has full attention."""
     if isinstance(keys.get(WINDOW_PATTERN), int):
         period = keys.integer(WINDOW_PATTERN)
     elif windows := keys.flags(WINDOW_PATTERN):

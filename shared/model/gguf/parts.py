@@ -12,7 +12,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\
 def part_paths(path: Path) -> list[Path]:
     """Return the paths of all parts of the model that a file belongs to by its name; of a whole model the path alone.
 
-    Whether the files exist is not checked.
+    The files need not exist.
     """
     match = _PART.fullmatch(path.name)
     count = int(match["count"]) if match else 0

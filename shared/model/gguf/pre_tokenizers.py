@@ -81,7 +81,7 @@ PRE_TOKENIZERS = {
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     "gpt-4o": _OF_GPT4O,
     "llama4": _OF_GPT4O,
-    "dbrx": _OF_GPT4,  # OLMo 2, Phi-4 and Granite 4
+    "dbrx": _OF_GPT4,  # OLMo 2 and Phi-4
     "smaug-bpe": _OF_GPT4,  # SmolLM3
     "glm4": PreTokenizer((_LLAMA3,), ignores_merges=True),
     "smollm": _OF_STARCODER,

@@ -1,10 +1,10 @@
 -- Deadlines that cannot be met: `submit` refuses a request that would end too late by what the workers have learnt
 -- (shared/protocol/pace.py), and `claim` ends one that has waited for too long. The estimate errs on the early side:
--- what is unknown counts as no time, and a request that finds a free row is never late.
+-- an unknown cost counts as no time, and a request that finds a free row is never late.
 
 -- Other tenants, or users, whose requests are counted; those of any further ones are not.
 local MAX_OTHERS = 64
--- Of this number of reads, one takes a request of the class first (TURNS in worker/queue/consumer.py).
+-- One of these many reads takes a request of the class first (TURNS in worker/queue/consumer.py).
 local TURNS = {standard = 4, batch = 8}
 
 -- Return how many requests of a group are taken before one that is behind `own` requests of the same member. Another

@@ -1,7 +1,7 @@
 """GGUF files that llama.cpp's own converter writes from checkpoints of Transformers have the answers of Transformers.
 
-The converter is the one of llama.cpp, as a package. It is run without its look-up of tokenizers by a digest, which
-knows published ones alone, and without SentencePiece.
+The converter is the one of llama.cpp, as a package. It runs without SentencePiece, and without its list of published
+tokenizers.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def arguments_for(folder: Path, name: str) -> list[str]:
 
 
 def add_draft(folder: Path) -> None:
-    """Add a layer that drafts tokens, as Qwen3.5 is published with one. Its numbers are of no use."""
+    """Add a layer that drafts tokens, as Qwen3.5 is published with one. Answers do not depend on its numbers."""
     tensors = load_file(folder / "model.safetensors")
     last = "model.layers.3."
     drafts = {f"mtp.layers.0.{name.removeprefix(last)}": tensors[name] for name in tensors if name.startswith(last)}

@@ -27,7 +27,7 @@ from quire.worker.engine.sequence import Adapter
 from quire.worker.models.files.formats import make_reader, open_weights
 from quire.worker.models.files.kv_scales import PLAIN, KVFactors, projection_factors, read_kv_factors, scale_names
 from quire.worker.models.files.loader import Progress, Weights
-from quire.worker.models.files.lora.adapter import BaseWeights, load_adapter
+from quire.worker.models.files.lora.adapter import BaseFiles, load_adapter
 from quire.worker.models.files.weight_reader import WeightReader
 from quire.worker.models.native.config import (
     EMBEDDING,
@@ -125,7 +125,7 @@ class Decoder(PagedModel):
         self._computed_as = computed_as(shard.config).to(embedding.device) if shard.config.placeholders else None
         self.hidden_size = shard.local.hidden_size
         self._kv_factors: list[KVFactors] = []  # of each layer; empty: none has scales
-        self._base: BaseWeights | None = None  # of adapters
+        self._base: BaseFiles | None = None  # of adapters
 
     @classmethod
     def load(
@@ -162,7 +162,14 @@ class Decoder(PagedModel):
             expected[SCORES] = (config.num_labels, config.hidden_size)
         scales = [name for layer in range(config.num_layers) for name in scale_names(layer)]
         of_tower = weights.outside_text() if config.is_wrapped else []  # `quire.worker.models.vision` names the unused
-        weights.check(expected, ignored=(EMBEDDING, HEAD, *scales, *config.unused_tensors(), *of_tower))
+        ignored = (EMBEDDING, HEAD, *scales, *config.unused_tensors(), *of_tower)
+        weights.check(expected, ignored)
+
+        def open_again() -> Weights:
+            again = open_weights(path, config, ops.weight_dtypes, device)
+            again.check(expected, ignored)
+            return again
+
         is_fp8 = ops.kv_dtype is torch.float8_e4m3fn  # only such a cache needs scales
         factors = read_kv_factors(weights, config.num_layers) if is_fp8 else [PLAIN] * config.num_layers
         if num_scaled := sum(factor != PLAIN for factor in factors):
@@ -192,7 +199,7 @@ class Decoder(PagedModel):
             layer_inputs=PerLayerEmbeddings.load(reader, config.rms_norm_eps) if config.input_width else None,
         )
         decoder._kv_factors = factors
-        decoder._base = BaseWeights(weights, embedding, head)
+        decoder._base = BaseFiles(path, open_again, embedding, head)
         reader.finish()
         return decoder
 

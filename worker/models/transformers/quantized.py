@@ -32,6 +32,7 @@ from quire.kernels.weights import (
     quantized_rows,
     to_fp8,
 )
+from quire.shared.model.folder import is_gguf
 from quire.worker.models.files.formats import NumbersOfTensors, make_reader, open_numbers, refuse_gpu
 from quire.worker.models.files.loader import Progress
 from quire.worker.models.files.weight_reader import HEAD_BITS, Unsplit
@@ -45,13 +46,16 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 class StoredWeights(LayerWeights):
     """The weights of a quantised checkpoint, as it stores them if the kernels can hold that without rounding."""
 
-    def __init__(self, checkpoint: NumbersOfTensors, ops: Ops, has_integers: bool) -> None:
-        """has_integers: products round activations to 8 bits."""
+    def __init__(self, config: TransformersConfig, ops: Ops, progress: Progress | None = None) -> None:
+        """Open the checkpoint. Raises CheckpointError."""
+        checkpoint = open_numbers(config.folder, config.quantization, (ops.dtype,), progress)
+        assert checkpoint is not None
         self._checkpoint = checkpoint
         self._reader = make_reader(self._checkpoint, Unsplit(), ops, ops.dtype, ops.device, 0)
         self._names: dict[bytes, str] = {}  # by the content of the dequantised weights
         self._dtype = ops.dtype
-        self.has_integers = has_integers
+        rounds_activations = config.quantization is not None and config.quantization.rounds_activations
+        self.has_integers = rounds_activations and bool(ops.quantized_bits)
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = {}
@@ -88,10 +92,11 @@ class StoredWeights(LayerWeights):
 class RoundedWeights(LayerWeights):
     """The weights of linear layers, rounded on load to 8 or 4 bits or FP8."""
 
-    def __init__(self, bits: int | str, checkpoint: NumbersOfTensors | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self, bits: int | str, checkpoint: NumbersOfTensors | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
         """bits: 8, 4, or FP8. checkpoint: one that Transformers cannot read itself. dtype: of its numbers."""
-        self._bits = bits
-        self._checkpoint, self._dtype = checkpoint, dtype
+        self._bits, self._checkpoint, self._dtype = bits, checkpoint, dtype
         self.has_integers = not isinstance(bits, str)
         self._codes: dict[bytes, QuantizedWeight | GroupedWeight] = {}  # by the content of the rounded weights
 
@@ -151,13 +156,11 @@ class RoundedWeights(LayerWeights):
 def layer_weights(config: TransformersConfig, ops: Ops, bits: int | str, progress: Progress | None) -> LayerWeights:
     """Return how the weights of a model are packed. bits: of `--quantization`; 0: none. Raises CheckpointError."""
     refuse_gpu(config.folder, ops.device)
-    checkpoint = open_numbers(config.folder, config.quantization, (ops.dtype,), progress)
-    if bits:
-        return RoundedWeights(bits, checkpoint, ops.dtype)
-    if checkpoint is None:
-        return AS_THEY_ARE
-    rounds_activations = config.quantization is not None and config.quantization.rounds_activations
-    return StoredWeights(checkpoint, ops, rounds_activations and bool(ops.quantized_bits))
+    if config.quantization is None and bits:
+        return RoundedWeights(bits, open_numbers(config.folder, None, (ops.dtype,), progress), ops.dtype)
+    if config.quantization is not None or is_gguf(config.folder):
+        return StoredWeights(config, ops, progress)
+    return AS_THEY_ARE
 
 
 def _content(weight: Tensor) -> bytes:

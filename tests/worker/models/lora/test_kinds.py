@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from quire import kernels
 from quire.ops.tools.gguf_writer import write_gguf
+from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
@@ -150,3 +152,15 @@ def test_the_text_of_a_vision_language_model_has_all_kinds(kind: str, tmp_path: 
         modules_to_save=["lm_head", "language_model.norm", "input_layernorm"],
     )  # fmt: skip
     torch.testing.assert_close(logits(path, adapter), of_peft(path, adapter), rtol=1e-4, atol=1e-4)
+
+
+def test_changed_files_of_the_model_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "llama")
+    dora = write_adapter(tmp_path / "dora", path, use_dora=True)
+    plain = write_adapter(tmp_path / "plain", path)
+    model = Decoder.load(path, kernels.select_ops("cpu", torch.float32), torch.float32, "cpu")
+    assert model.load_adapter("a", dora, 64).rank == 4
+    os.utime(path / "model.safetensors", ns=(1, 1))
+    assert model.load_adapter("b", plain, 64).rank == 4  # which needs no base weights
+    with pytest.raises(CheckpointError, match="the weights have changed since this worker has read them"):
+        model.load_adapter("a", dora, 64)

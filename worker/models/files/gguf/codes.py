@@ -46,7 +46,7 @@ _INTEGERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def common_kind(types: Sequence[str]) -> str | None:
-    """Return the kind of weights side by side that have these types; None if there is none."""
+    """Return the kind of weights side by side that have these types; None without such a kind."""
     kinds = {KINDS.get(type_name) for type_name in types}
     if len(kinds) == 1:
         return kinds.pop()

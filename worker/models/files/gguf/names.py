@@ -1,7 +1,7 @@
 """The names of tensors in GGUF files, and how llama.cpp stores their numbers.
 
-A place says where the tensor of a Hugging Face checkpoint is in a file: under which name, as which entry of stacked
-experts, in which order of rows and columns, and what is undone to its numbers.
+A place describes how a file stores a tensor of a Hugging Face checkpoint: the name, the entry of stacked experts, the
+order of rows and columns, and the change of the numbers.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ _STATE_NORM = "linear_attn.norm"  # has no offset
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """Where the numbers of a tensor are. entry: of stacked experts; None: the tensor is stored alone.
+class TensorPlace:
+    """The place of the numbers of a tensor. entry: of stacked experts; None: the tensor is stored alone.
 
     rows, columns: the stored row or column of each one, int64; None: the same. undo: of a change to each number.
     shape: in a checkpoint, if it has other dimensions.
@@ -139,8 +139,8 @@ class TensorNames:
             kv_heads = keys.of_all_layers("attention.head_count_kv", heads)
             self._heads = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}
 
-    def find(self, name: str) -> Place | None:
-        """Return the place of a tensor with this canonical name; None if there is none in files of the architecture."""
+    def find(self, name: str) -> TensorPlace | None:
+        """Return the place of a tensor with this canonical name; None if the architecture has no such tensor."""
         if name in WHOLE:
             return self._place(WHOLE[name], name.removesuffix(".weight").removeprefix("model."), None)
         if not (layer := _LAYER.fullmatch(name)):
@@ -184,41 +184,41 @@ class TensorNames:
         block, _, projection = module.rpartition(".")
         return [f"model.layers.{index}.{block}.{at}.{projection}.{end}" for at in range(tensor.shape[0])]
 
-    def _place(self, stored: str, module: str, entry: int | None) -> Place:
+    def _place(self, stored: str, module: str, entry: int | None) -> TensorPlace:
         """Return the place of a stored tensor. module: without the names of layer and parameter."""
         if module in self._heads and stored in self._file.tensors:
             heads, num_rows = self._heads[module], self._file.tensors[stored].shape[0]
             if num_rows % (2 * heads) == 0:  # else its shape is refused later
-                return Place(stored, rows=row_order(heads, num_rows))
+                return TensorPlace(stored, rows=row_order(heads, num_rows))
         if module == "linear_attn.A_log":
-            return Place(stored, rows=self._value_order(1), undo=lambda values: (-values).log())
+            return TensorPlace(stored, rows=self._value_order(1), undo=lambda values: (-values).log())
         if self._architecture in _WITH_OFFSET and module.endswith("norm") and module != _STATE_NORM:
-            return Place(stored, undo=lambda values: values - 1)
+            return TensorPlace(stored, undo=lambda values: values - 1)
         if module.startswith("linear_attn."):
             return self._place_of_states(stored, module)
         if module == "mlp.shared_expert_gate":
-            return Place(stored, shape=(1, self._keys.integer("embedding_length")))
-        return Place(stored, entry)
+            return TensorPlace(stored, shape=(1, self._keys.integer("embedding_length")))
+        return TensorPlace(stored, entry)
 
-    def _place_of_states(self, stored: str, module: str) -> Place:
+    def _place_of_states(self, stored: str, module: str) -> TensorPlace:
         """Return the place of a tensor of the layers of Qwen3.5 that keep a state."""
         heads, size = self._keys.integer("ssm.group_count"), self._keys.integer("ssm.state_size")
         width = self._keys.integer("ssm.inner_size") // self._keys.integer("ssm.time_step_rank")
         name = module.removeprefix("linear_attn.")
         if name in ("in_proj_a", "in_proj_b", "dt_bias"):
-            return Place(stored, rows=self._value_order(1))
+            return TensorPlace(stored, rows=self._value_order(1))
         if name == "in_proj_z":
-            return Place(stored, rows=self._value_order(width))
+            return TensorPlace(stored, rows=self._value_order(width))
         if name == "out_proj":
-            return Place(stored, columns=self._value_order(width))
+            return TensorPlace(stored, columns=self._value_order(width))
         values = self._value_order(width)
         first = 2 * heads * size  # queries and keys come before values
         rows = torch.cat([torch.arange(first), first + values])
         if name == "in_proj_qkv":
-            return Place(stored, rows=rows)
+            return TensorPlace(stored, rows=rows)
         if name == "conv1d":
-            return Place(stored, rows=rows, shape=(len(rows), 1, self._keys.integer("ssm.conv_kernel")))
-        return Place(stored)
+            return TensorPlace(stored, rows=rows, shape=(len(rows), 1, self._keys.integer("ssm.conv_kernel")))
+        return TensorPlace(stored)
 
     def _value_order(self, width: int) -> Tensor:
         """Return the stored row of each row of values, with `width` rows for a head.

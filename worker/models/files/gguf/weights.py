@@ -32,7 +32,7 @@ from quire.shared.model.gguf.file import GGUFFile, GGUFTensor, open_gguf
 from quire.shared.process.errors import AGAIN, CheckpointError, FileError
 from quire.worker.models.files.gguf.blocks import EXPANSIONS, half, int4_values
 from quire.worker.models.files.gguf.codes import codes_of, common_kind
-from quire.worker.models.files.gguf.names import Place, TensorNames
+from quire.worker.models.files.gguf.names import TensorNames, TensorPlace
 from quire.worker.models.files.gguf.quantization import INTEGER_TYPE, quantization_of
 from quire.worker.models.files.loader import Progress, Weights
 
@@ -68,7 +68,7 @@ class GGUFWeights(Weights):
         self._file = open_gguf(path)
         self._wide = torch.float16 if torch.float16 in dtypes else dtypes[0]
         self._names = TensorNames(self._file)
-        self._places: dict[str, tuple[Place, GGUFTensor]] = {}  # of canonical names that were asked for
+        self._places: dict[str, tuple[TensorPlace, GGUFTensor]] = {}  # of canonical names that were asked for
         self.quantization = quantization_of(self._file)
 
     def __contains__(self, name: str) -> bool:
@@ -218,7 +218,7 @@ class GGUFWeights(Weights):
 
     def samples(self) -> Iterator[tuple[str, list[int], Tensor]]:
         for name, tensor in sorted(self._file.tensors.items()):
-            whole = Place(name)
+            whole = TensorPlace(name)
             row = self._expand(whole, tensor, torch.tensor([tensor.shape[0] // 2]))
             yield name, list(tensor.shape), row.float()
 
@@ -227,7 +227,7 @@ class GGUFWeights(Weights):
         contents = [one.map[one.start : one.start + one.nbytes] for one in (left, right)]
         return left.type == right.type and contents[0] == contents[1]
 
-    def _found(self, name: str) -> tuple[Place, GGUFTensor]:
+    def _found(self, name: str) -> tuple[TensorPlace, GGUFTensor]:
         """Return the place of a tensor, and the stored tensor. Raises CheckpointError if there is none that fits."""
         if name not in self._places:
             place = self._names.find(name)
@@ -282,7 +282,7 @@ class GGUFWeights(Weights):
         num_rows = _own_shape(place, tensor)[0]
         return (torch.arange(num_rows) if place.rows is None else place.rows)[part]
 
-    def _bytes_of(self, place: Place, tensor: GGUFTensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
+    def _bytes_of(self, place: TensorPlace, tensor: GGUFTensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
         """Return a view of the file: the bytes of each row. Rows that are taken from it are copied."""
         nbytes, start = tensor.nbytes, tensor.start
         if place.entry is not None:
@@ -314,7 +314,7 @@ class GGUFWeights(Weights):
         if size > 0:
             tensor.map.madvise(mmap.MADV_DONTNEED, first, size)
 
-    def _expand(self, place: Place, tensor: GGUFTensor, rows: Tensor) -> Tensor:
+    def _expand(self, place: TensorPlace, tensor: GGUFTensor, rows: Tensor) -> Tensor:
         """Return rows as float32, or in their stored type if they are not quantised. rows: stored rows, int64 [R]."""
         stored = torch.from_numpy(self._bytes_of(place, tensor)[rows.numpy()])
         shape = len(rows), *_own_shape(place, tensor)[1:]
@@ -339,7 +339,7 @@ class GGUFWeights(Weights):
         return QuantizedWeight(values, scales, 4)
 
 
-def _own_shape(place: Place, tensor: GGUFTensor) -> tuple[int, ...]:
+def _own_shape(place: TensorPlace, tensor: GGUFTensor) -> tuple[int, ...]:
     """Return the shape of a tensor, or of the entry of a stacked one."""
     return tensor.shape if place.entry is None else tensor.shape[1:]
 

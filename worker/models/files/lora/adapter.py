@@ -29,7 +29,7 @@ from quire.worker.models.files.lora.adapter_config import (
     AdapterConfig,
     read_adapter_config,
 )
-from quire.worker.models.files.lora.base_weights import BaseWeights
+from quire.worker.models.files.lora.base_weights import BaseFiles, BaseWeights
 from quire.worker.models.files.lora.gains import gains_of
 from quire.worker.models.files.lora.tensors import (
     AGAIN,
@@ -43,7 +43,7 @@ from quire.worker.models.files.lora.tensors import (
 )
 from quire.worker.models.files.tensor_names import text_tensor_name
 
-__all__ = ["BaseWeights", "load_adapter"]
+__all__ = ["BaseFiles", "load_adapter"]
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +101,12 @@ def load_adapter(
     ops: Ops,
     max_rank: int,
     kv_factors: Sequence[KVFactors] = (),
-    base: BaseWeights | None = None,
+    base: BaseFiles | None = None,
 ) -> Adapter:
     """Load and pack an adapter. Raises CheckpointError: one line with file, field, expected value and remedy.
 
-    kv_factors: of each layer, which its weights already have; empty: none. base: the weights that the adapter changes,
-    which only some adapters need.
+    kv_factors: of each layer, which its weights already have; empty: none. base: the files of the model that the
+    adapter changes, which only some adapters need.
     """
     if not folder.is_dir():
         raise CheckpointError(folder, f"the folder of the adapter {name!r} is missing", "correct its path")
@@ -135,7 +135,7 @@ def load_adapter(
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for content in (settings, data):
         digest.update(len(content).to_bytes(8, "little") + content)
-    packer = _Packer(path, config, ops, parsed, modules, kv_factors, base)
+    packer = _Packer(path, config, ops, parsed, modules, kv_factors, BaseWeights(base) if base else None)
     ranks = (len(tensors.factors()[0]) for tensors in modules.values() if tensors.has_factors)
     return Adapter(name, digest.hexdigest(), packer.pack(), max(ranks, default=0))
 
