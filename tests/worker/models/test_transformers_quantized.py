@@ -198,7 +198,7 @@ def test_weights_with_values_in_other_places_have_another_content(dtype: torch.d
 
 def test_formats_that_are_not_read_are_refused(tmp_path: Path) -> None:
     folder = make_other(tmp_path / "plain", "stablelm", **LLAMA_LIKE)
-    for method, why in (("hqq", "awq, compressed-tensors"), ("mxfp4", "formats other than mxfp4")):
+    for method, why in (("hqq", "awq, bitsandbytes, compressed-tensors"), ("mxfp4", "formats other than mxfp4")):
         edit_config(folder, quantization_config={"quant_method": method})
         with pytest.raises(CheckpointError, match=why):
             read_transformers_config(folder)
