@@ -27,6 +27,16 @@ local function settle_image(prefix, image, now)
     end
 end
 
+-- Return whether Redis has each image, or the caller has sent its file.
+local function has_images(prefix, images, files)
+    for i, name in ipairs(images) do
+        if files[i] == '' and redis.call('EXISTS', prefix .. 'image:' .. name) == 0 then
+            return false
+        end
+    end
+    return true
+end
+
 -- Look at an image that is due: drop requests that Redis has lost before their end, at most 64 at a time.
 function look_at_image(prefix, image, now)
     local users = prefix .. image .. ':users'

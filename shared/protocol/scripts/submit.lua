@@ -78,11 +78,9 @@ if stays then
         return {'no_room', reached, held, wait}
     end
 end
-for i, name in ipairs(images) do
-    -- Also one that has gone with a request which made room.
-    if files[i] == '' and redis.call('EXISTS', prefix .. 'image:' .. name) == 0 then
-        return {'no_files'}
-    end
+-- A request that made room may have taken an image with it.
+if not has_images(prefix, images, files) then
+    return {'no_files'}
 end
 local states = {}
 if terms.charge then

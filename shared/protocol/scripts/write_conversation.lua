@@ -29,10 +29,8 @@ if terms.max_stored then
         return {'no_room', reached, held, wait}
     end
 end
-for i, name in ipairs(images) do
-    if files[i] == '' and redis.call('EXISTS', prefix .. 'image:' .. name) == 0 then
-        return {'no_files'}
-    end
+if not has_images(prefix, images, files) then
+    return {'no_files'}
 end
 redis.call('HSET', KEYS[1], 'version', terms.version, 'open', terms.open)
 for field, value in pairs(terms.fields) do

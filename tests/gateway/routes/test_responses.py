@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,27 +12,13 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
-from tests.gateway.api.test_conversation import TEMPLATE, answering
-from tests.gateway.conftest import Start
+from tests.gateway.api.test_conversation import answering
 from tests.support.gateway.fake_worker import Steps
 from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, prompt, raw_events
-from tests.support.gateway.running import MODEL, RunningGateway, raw_request, tokens, write_model
+from tests.support.gateway.response_fixtures import client, folder, gateway
+from tests.support.gateway.running import MODEL, RunningGateway, raw_request, tokens
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("responses") / "test-model", chat_template=TEMPLATE)
-
-
-@pytest.fixture
-async def gateway(start_gateway: Start, folder: Path) -> RunningGateway:
-    return await start_gateway(model=str(folder), tool_call_format="hermes", reasoning_format="think")
-
-
-@pytest.fixture
-async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with gateway.openai() as client:
-        yield client
+__all__ = ["client", "folder", "gateway"]
 
 
 async def test_the_sdk_gets_a_response_in_one_piece(gateway: RunningGateway, client: Any) -> None:

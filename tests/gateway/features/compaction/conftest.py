@@ -1,3 +1,3 @@
-from tests.gateway.features.conversations.conftest import client, folder, gateway
+from tests.support.gateway.response_fixtures import client, folder, gateway
 
 __all__ = ["client", "folder", "gateway"]

@@ -1,27 +1,3 @@
-from __future__ import annotations
+from tests.support.gateway.response_fixtures import client, folder, gateway
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import openai
-import pytest
-
-from tests.gateway.api.test_conversation import TEMPLATE
-from tests.gateway.conftest import Start
-from tests.support.gateway.running import RunningGateway, write_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("conversations") / "test-model", chat_template=TEMPLATE)
-
-
-@pytest.fixture
-async def gateway(start_gateway: Start, folder: Path) -> RunningGateway:
-    return await start_gateway(model=str(folder), tool_call_format="hermes", reasoning_format="think")
-
-
-@pytest.fixture
-async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with gateway.openai() as client:
-        yield client
+__all__ = ["client", "folder", "gateway"]
