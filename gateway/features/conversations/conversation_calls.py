@@ -1,8 +1,8 @@
 """/v1/conversations: create, read, change and delete conversations and their items; and what responses need of them.
 
 A response that continues a conversation names it in its submission, which locks it in the same step. At the end of the
-response its items are in Redis: the stored conversation before the answer, and the output log. Whoever reads the
-conversation next adds them, in one step that also frees it (`settled`), so it does not matter which processes died.
+response its items are in Redis: the stored conversation before the answer, and the output log. The next reader of the
+conversation adds them in one step that also unlocks it (`settled`), so any process may die before that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Adds the items of ended responses to conversations that nobody reads, before Redis forgets the responses."""
+"""Adds the items of ended responses to conversations without a reader, before Redis forgets the responses."""
 
 from __future__ import annotations
 

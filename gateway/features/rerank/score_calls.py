@@ -59,7 +59,7 @@ def score_lines(gateway: Gateway, _owner: str) -> PooledLines:
 
 @dataclass(frozen=True, slots=True)
 class ScoreForm:
-    """How the logits of a pair become a score, and scores an answer."""
+    """The conversion of the logits of a pair to a score, and of all scores to the body of an answer."""
 
     scoring: Scoring
     uses_activation: bool
