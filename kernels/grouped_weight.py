@@ -19,13 +19,13 @@ MAX_ZEROS = {UINT4: 16, UINT8: 255}  # GPTQ stores zero points less one in 4 bit
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # The values of codes. NF4 and FP4 are those of bitsandbytes (QLoRA, https://arxiv.org/abs/2305.14314, appendix E).
 TABLES = {
-    MXFP4: torch.tensor(E2M1),
-    NF4: torch.tensor([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-                       -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-                       0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-                       0.7229568362236023, 1.0]),
-    FP4: torch.tensor([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0])
-    / 12,
+    MXFP4: E2M1,
+    NF4: (-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+          -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+          0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+          0.7229568362236023, 1.0),
+    FP4: tuple(twelfths / 12 for twelfths in
+               (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0, -0.0, -0.0625, -8.0, -12.0, -4.0, -6.0, -2.0, -3.0)),
 }  # fmt: skip
 LARGEST_E4M3 = 448.0
 _HEADER_MASK = 255  # the lowest bits of a scale, in which the kernels keep the zero point
@@ -102,7 +102,7 @@ class GroupedWeight:
         elif self.kind == SINT8:
             values = self.codes.view(torch.int8).float()
         elif self.kind in TABLES:
-            values = TABLES[self.kind].to(self.codes.device)[self.codes.int()]
+            values = torch.tensor(TABLES[self.kind], device=self.codes.device)[self.codes.int()]
         else:
             assert self.zeros is not None
             values = self.codes.float() - self.zeros.float().repeat_interleave(GROUP, dim=1)[:, :k]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.grouped_weight import MXFP4, TABLES
+from quire.kernels.grouped_weight import E2M1
 
 NVFP4 = "nvfp4"
 NVFP4_GROUP = 16  # input features with a scale
@@ -62,7 +62,7 @@ class Nvfp4Weight:
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weights [N, K]: computed in float32, and rounded to `dtype`."""
         scales = self.scales.float() * self.channels[:, None]
-        values = TABLES[MXFP4].to(self.codes.device)[self.codes.int()]
+        values = torch.tensor(E2M1, device=self.codes.device)[self.codes.int()]
         return (values * scales.repeat_interleave(NVFP4_GROUP, dim=1)).to(dtype)
 
 

@@ -18,6 +18,7 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.accounts.store import AccountStore
 from quire.shared.protocol.keys import ACCOUNTS_TAG
 from quire.shared.redis.clients import command_client
+from quire.worker.host.metrics import HostMetrics
 from quire.worker.upstream.client import UpstreamClient
 from quire.worker.upstream.metrics import families
 from quire.worker.upstream.pool import Upstream
@@ -258,9 +259,16 @@ def of_upstreams() -> dict[str, tuple[str, frozenset[str]]]:
     }
 
 
+def of_hosts() -> dict[str, tuple[str, frozenset[str]]]:
+    """The metrics of a worker with `--models-dir`: type and labels."""
+    metrics = HostMetrics()
+    metrics.loads["tiny"] = metrics.failures["tiny"] = 1
+    return Scrape(metrics.render({"loaded": 1}).decode()).families()
+
+
 def test_every_metric_is_documented_and_every_documented_one_is_there(run: Run) -> None:
     of_processes = [one.families() for one in (run.gateway, run.worker, run.canary)]
-    assert {**of_processes[0], **of_processes[1], **of_processes[2], **of_upstreams()} == documented()
+    assert {**of_processes[0], **of_processes[1], **of_processes[2], **of_upstreams(), **of_hosts()} == documented()
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian's package prometheus)")

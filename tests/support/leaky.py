@@ -11,6 +11,7 @@ import signal
 import sys
 
 import torch
+from tokenizers import Encoding
 
 from quire.gateway.model.renderer import Renderer
 from quire.ops.cli.main import main
@@ -20,18 +21,18 @@ from quire.worker.models.native.decoder import Decoder
 
 FAILING, DEADLY = (os.environ.get(name, "never") for name in ("TEST_FAILING", "TEST_DEADLY"))
 
-_encode = Renderer._encode
+_encoding = Renderer._encoding
 _forward = Decoder.forward
 
 
-def encode(self: Renderer, name: str, texts: list[str], add_special_tokens: bool) -> list[int]:
+def encoding(self: Renderer, name: str, texts: list[str], add_special_tokens: bool) -> Encoding:
     text = "".join(texts)
     if "BREAKTOKENIZER" in text:
         try:
             raise KeyError(text)
         except KeyError as error:
             raise ValueError(f"cannot tokenize {text!r}") from error
-    return _encode(self, name, texts, add_special_tokens)
+    return _encoding(self, name, texts, add_special_tokens)
 
 
 def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -44,6 +45,6 @@ def forward(self: Decoder, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tens
 
 
 if __name__ == "__main__":
-    Renderer._encode = encode  # type: ignore[method-assign]
+    Renderer._encoding = encoding  # type: ignore[method-assign]
     Decoder.forward = forward  # type: ignore[method-assign]
     sys.exit(main())

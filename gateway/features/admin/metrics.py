@@ -155,8 +155,8 @@ class GatewayMetrics:
         )
         workers = {gateway.model.name: float(len(gateway.worker_registry.workers)) for gateway in models}
         yield gauge("quire_live_workers", "Workers that are registered, by model", workers, ("model",))
-        hosted = {gateway.model.name: 1.0 for gateway in models if gateway.worker_registry.hosted is not None}
-        yield gauge("quire_hosted_models", "Always 1, for models that a host loads on demand", hosted, ("model",))
+        hosted = {gateway.model.name: float(gateway.worker_registry.hosted is not None) for gateway in models}
+        yield gauge("quire_hosted_models", "1 if a host loads the model on demand", hosted, ("model",))
         yield gauge("quire_models", "Models that this gateway serves", float(len(models)))
         faults = float(self._directory.num_refused)
         yield gauge("quire_refused_models", "Registered models that this gateway cannot serve", faults)

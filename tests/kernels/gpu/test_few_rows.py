@@ -61,7 +61,7 @@ def test_all_layers_are_those_of_the_reference(monkeypatch, count: int, parts: s
 
 
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "n", "k"), [(1, 96, 64), (1, 40, 1500), (1, 700, 2100), (5, 100, 200), (16, 33, 72)])
+@pytest.mark.parametrize(("rows", "n", "k"), [(1, 96, 64), (1, 40, 1500), (1, 20, 2100), (5, 100, 200), (16, 33, 72)])
 @pytest.mark.parametrize("gate", [products.PLAIN, products.SILU_MUL, products.GELU_MUL] if TRITON_DTYPES else [])
 def test_products_round_where_single_operations_round(monkeypatch, dtype, rows: int, n: int, k: int, gate: int):
     """One bit of the activations is the most that another order of sums may change."""

@@ -151,7 +151,7 @@ KEPT = [
     *((name, "uint8 without further rounding") for name in ("gptq-8", "gptq-8-asym", "w8a16", "w8a16-asym")),
     *((name, "fp8 without further rounding") for name in ("fp8-block", "fp8-tensor", "ct-fp8-channel")),
     ("gptq-order", "float16"),
-    ("w8a16-float32", "bfloat16"),
+    ("w8a16-float32", "sint8 without further rounding"),
 ]
 
 

@@ -77,6 +77,7 @@ def test_a_name_is_downloaded_without_pickles_and_code(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (tmp_path / "model.safetensors").touch()
     assert loader.resolve("owner/model") == tmp_path
     assert asked["name"] == "owner/model"
 

@@ -218,9 +218,9 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"quantization_config": {"quant_method": "hqq"}}, "gptq, mxfp4; use a checkpoint in one of these formats"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "modelopt, mxfp4; use a checkpoint in one of these formats"),
         ({"compression_config": {"format": "dense"}}, "quant_method is missing"),
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "supported: GPT2LMHeadModel, as model_type is gpt2"),
+        ({"architectures": ["GPT2ForTokenClassification"]}, "supported: GPT2LMHeadModel, as model_type is gpt2"),
         ({"architectures": None, "model_type": "nothing"}, "pip install --upgrade transformers"),
         ({"n_head": "four"}, "Transformers cannot read it"),
         ({"n_embd": 80}, "tensor transformer.h.0.attn.c_attn.bias has the shape [192], expected [240]"),

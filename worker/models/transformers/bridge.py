@@ -286,8 +286,7 @@ class TransformersModel(PagedModel):
 
     def forward(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         """Compute a batch. All ranks are called with the same one; rank 0 returns the logits."""
-        logits = self._step(batch, kv_cache)
-        return as_vocabulary(logits, self.vocab_size) if self.config.num_labels else logits
+        return self._step(batch, kv_cache)
 
     def _step(self, batch: ForwardBatch, kv_cache: KVCache) -> torch.Tensor:
         given = self.ops, self._shapes, batch, kv_cache.layers, self._identities
@@ -305,13 +304,13 @@ class TransformersModel(PagedModel):
                 with running(states):
                     logits = trial.logits(self._model, *inputs, states)
         paged.check_all_called()
-        return logits
+        return as_vocabulary(logits, self.vocab_size) if self.config.num_labels else logits
 
     def forward_pooled(self, batch: ForwardBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._body is not None
         assert batch.pooled_rows is not None
         with HiddenStates(self._body) as hidden:
-            logits = self.forward(batch, kv_cache)
+            logits = self._step(batch, kv_cache)
         return logits, hidden.rows(batch.pooled_rows)
 
     def _find_hidden_size(self, text: torch.Tensor) -> int:

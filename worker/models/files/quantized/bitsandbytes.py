@@ -88,7 +88,7 @@ class FourBitLayer:
         packed, scales = required(load, "weight").flatten(), self._scales(load, state)
         codes = torch.stack([packed >> 4, packed & 15], dim=-1).flatten()[: n * k].view(n, k)
         table = required(load, "weight.quant_map")
-        if k % GROUP or not torch.equal(table, TABLES[self.kind]):  # blocks may cross the ends of rows
+        if k % GROUP or not torch.equal(table, torch.tensor(TABLES[self.kind])):  # blocks may cross the ends of rows
             values = table[codes.int()] * scales.repeat_interleave(BLOCK)[: n * k].view(n, k)
             return ScaledWeight(values, torch.ones(1, 1), (n, k))
         of_groups = scales.repeat_interleave(BLOCK // GROUP)[: n * k // GROUP].view(n, k // GROUP)
