@@ -112,6 +112,7 @@ async def test_reasoning_is_counted_while_it_lasts_and_survives_a_reload(chat: P
     await expect(chat.locator(".text")).to_have_text("<think>Yes")
     await call.write(script.end(3))
     await call.end()
+    await expect(chat.locator("#send")).to_be_visible()
     await expect(chat.locator(".numbers")).to_contain_text("3 tokens")
     # The next turn has the text of the answer only.
     await send(chat, "More")
@@ -163,6 +164,7 @@ async def test_what_is_stored_copied_and_exported_of_calls(chat: Page, stub: Stu
     )
     await call.end()
     await expect(chat.locator("#send")).to_be_visible()
+    await stored(chat)  # reads behind the page's last write
     await open_chat(chat, stub.url)
     await expect(chat.locator(".call-name")).to_have_text("Calls the tool weather")
     await expect(chat.locator(".call-id")).to_have_text("call_1")
