@@ -40,7 +40,7 @@ def serve(server: RedisServer, calls: list[Call], is_on: bool, noise: float = 0.
 
 @pytest.mark.slow
 def test_at_overload_more_calls_are_met_and_fewer_are_computed_for_nothing(redis_server: RedisServer) -> None:
-    calls = poisson(1.5 * capacity(ROWS), 60, seed=1, timeouts=(2, 4), is_exact=True)
+    calls = poisson(1.5 * capacity(ROWS), 40, seed=1, timeouts=(2, 4), is_exact=True)
     with_it, without = (serve(redis_server, calls, is_on) for is_on in (True, False))
     assert with_it["met"] >= 1.3 * without["met"]
     # Hardly any work is wasted, and most of what cannot be met is told at once.
@@ -54,7 +54,7 @@ def test_at_overload_more_calls_are_met_and_fewer_are_computed_for_nothing(redis
 
 @pytest.mark.slow
 def test_below_the_capacity_nothing_changes(redis_server: RedisServer) -> None:
-    calls = poisson(0.7 * capacity(ROWS), 60, seed=2, timeouts=(3, 6), is_exact=True)
+    calls = poisson(0.7 * capacity(ROWS), 30, seed=2, timeouts=(3, 6), is_exact=True)
     with_it, without = (serve(redis_server, calls, is_on) for is_on in (True, False))
     assert (with_it["refused"], with_it["dropped"]) == (0, 0)
     assert with_it.counts == without.counts

@@ -9,7 +9,7 @@ import pytest
 from tests.support.faults.calls import FAST, bearers, make_keys
 from tests.support.faults.stack import KEYS, FaultStack, Stream
 
-ROWS, PROMPTS, CALLS, TOKENS = 2, 64, 2, 20
+ROWS, PROMPTS, CALLS, TOKENS = 2, 40, 2, 20
 
 
 def body(prompt: Any, **parameters: Any) -> dict[str, Any]:

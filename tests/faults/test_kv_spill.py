@@ -19,7 +19,7 @@ from tests.support.faults.stack import FaultStack, Stream, said
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
 
-CALLS = 40
+CALLS = 24
 AT_ONCE = 8
 # Seven prompts fill the cache, and computing a step takes so long that reading blocks pays.
 SIZES = ("--max-model-len", "256", "--num-blocks", "64", "--max-num-seqs", "4", "--max-num-batched-tokens", "32")
@@ -70,7 +70,7 @@ def cached(url: str, number: int, **others: Any) -> int:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("count", [48, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [32, pytest.param(400, marks=pytest.mark.soak)])
 def test_killed_workers_whose_successors_read_their_blocks_give_the_texts_of_one_that_spills_nothing(
     count: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

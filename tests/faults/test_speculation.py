@@ -17,7 +17,7 @@ from tests.support.faults.stack import FaultStack, Stream, said
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(500)]
 
-CALLS = 100
+CALLS = 64
 AT_ONCE = 32
 TOKENS = 60
 PLACE = {"type": "object", "properties": {"place": {"enum": ["Rome", "Paris"]}, "degrees": {"type": "integer"}}}
@@ -59,7 +59,7 @@ def accepted(port: int) -> float:
 
 
 @pytest.mark.promise
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [96, pytest.param(1000, marks=pytest.mark.soak)])
 def test_killed_workers_that_draft_give_the_texts_of_one_that_does_not(
     count: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

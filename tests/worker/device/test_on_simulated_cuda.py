@@ -110,7 +110,7 @@ def test_fp8_products_with_rounded_activations_are_captured_in_graphs(checkpoint
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_file", [False, True])
+@pytest.mark.parametrize("has_file", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_evicted_blocks_that_come_back_do_not_depend_on_when_operations_run(
     has_file: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ async def test_animations_cost_one_frame(images: Images) -> None:
     assert all(memory["VmHWM"] < 64 * 1024 * 1024 for memory in checkers().values())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_a_file_that_takes_too_long_is_refused() -> None:
     """A JPEG file of padding, which Pillow reads byte by byte."""
     images = Images(max_images=1, max_bytes=100_000_000, max_pixels=1000, processes=1)
