@@ -125,12 +125,17 @@ BODIES = web.AppKey("bodies", BodyBudget)
 _HELD = web.RequestKey("held_body", tuple[BodyBudget, str, int])
 
 
+def caller_name(request: web.Request) -> str:
+    """Return the name by which the caller of a request counts."""
+    return caller_of(request).owner or f"address {request.remote}"
+
+
 async def hold_body(request: web.Request, size: int, timeout_s: float) -> None:
     """Count the body of a request, once there is room for it. Raises ServerBusy."""
     budget = request.app.get(BODIES)
     if budget is None or not size or _HELD in request:
         return
-    name = caller_of(request).owner or f"address {request.remote}"
+    name = caller_name(request)
     await budget.take(name, size, timeout_s)
     request[_HELD] = budget, name, size
 

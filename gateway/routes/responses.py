@@ -17,6 +17,7 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.body import fields_of
+from quire.gateway.api.responses.chain import CHAIN
 from quire.gateway.api.responses.dialect import ResponseDialect, StorageLimits
 from quire.gateway.api.responses.query import read_page, read_place
 from quire.gateway.api.responses.request import read_request
@@ -46,7 +47,8 @@ def dialect_of(gateway: Gateway, owner: str, *more: Any) -> ResponseDialect:
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
     owner = caller_of(request).owner
-    return dialect_of(gateway, owner, ConversationStore(gateway, owner), partial(summarise, gateway, request))
+    conversations, chain = ConversationStore(gateway, owner), request.get(CHAIN)
+    return dialect_of(gateway, owner, conversations, partial(summarise, gateway, request), chain)
 
 
 def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:

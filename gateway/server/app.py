@@ -19,6 +19,7 @@ from quire.gateway.features.several_models.discovery import DISCOVERY, ModelDisc
 from quire.gateway.features.tokenization import tokenization
 from quire.gateway.features.tokenization.token_requests import BODIES as TOKEN_BODIES
 from quire.gateway.features.tracing.http_span import http_spans
+from quire.gateway.features.websocket.connections import PATH, WebSockets
 from quire.gateway.routes import table
 from quire.gateway.server.access_log import recording
 from quire.gateway.server.http_server import add_headers
@@ -73,7 +74,10 @@ def create_app(models: Served) -> web.Application:
         ]
     )
     pages.add_to(app, directory)
+    sockets = WebSockets(process)
+    app.add_routes([web.get(PATH, sockets.serve, allow_head=False)])
     app.on_shutdown.append(directory.drain)
+    app.on_shutdown.append(sockets.leave)
     app.on_cleanup.append(_close)
     app.on_response_prepare.append(add_headers)
     app.on_response_prepare.extend(table.ON_PREPARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,14 @@ def _add_common_headers(response: web.StreamResponse) -> None:
 
 class _Connection(RequestHandler):
     """A client's connection. Errors below HTTP have the shape of this API, and a client that does not read is cut."""
+
+    # Called with the size of what arrives, before it is parsed.
+    received: Callable[[int], None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.received is not None:
+            self.received(len(data))
+        super().data_received(data)
 
     def handle_error(
         self,

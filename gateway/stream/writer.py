@@ -249,6 +249,53 @@ class EventRenderer:
         return text
 
 
+class EventWire(Protocol):
+    """Carries the events of a call to its client."""
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        """Tell the client that the call was accepted. Raises ConnectionResetError if it has left."""
+        ...
+
+    def frame(self, text: str) -> bytes:
+        """Return events, or KEEPALIVE, as the bytes of the connection."""
+        ...
+
+    async def end(self, last: str) -> None:
+        """Write the last events."""
+        ...
+
+
+class HttpEvents:
+    """Events as the body of an HTTP answer."""
+
+    def __init__(self) -> None:
+        self._response = web.StreamResponse(headers=sse.HEADERS)
+        self._is_chunked = False
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        response = self._response
+        writer = await response.prepare(request)
+        if writer is None:
+            raise ConnectionResetError("the client has left")
+        writer.send_headers()
+        self._is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        if not self._is_chunked:
+            response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
+        return response
+
+    def frame(self, text: str) -> bytes:
+        # `text` is ASCII. This is the framing of aiohttp's writer without its coroutines.
+        return (f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii")
+
+    async def end(self, last: str) -> None:
+        """Write the last events together with the end of the body."""
+        await self._response.write_eof(last.encode("ascii"))
+
+
+# The wire of a request whose events are not the body of its answer.
+WIRE = web.RequestKey("wire", EventWire)
+
+
 class StreamWriter:
     """Writes the events of one call to its client."""
 
@@ -267,8 +314,8 @@ class StreamWriter:
         self._events = events
         self._meter = meter
         self._write_timeout_s = write_timeout_s
-        self._is_chunked = False
-        # The last events of the stream; they are written together with the end of the body.
+        self._wire: EventWire = request.get(WIRE) or HttpEvents()
+        # The last events of the stream.
         self._last = ""
         # Why nothing more can be written.
         self._failure: Exception | None = None
@@ -281,17 +328,12 @@ class StreamWriter:
         Raises ConnectionError if the client has left or does not read.
         """
         # 1) Send the response's head at once: it tells the client that the call was accepted.
-        response = web.StreamResponse(headers=sse.HEADERS)
-        writer = await response.prepare(self._request)
+        response = await self._wire.open(self._request)
         transport, protocol = self._request.transport, self._request.protocol
-        if writer is None or transport is None:
+        if transport is None:
             raise ConnectionResetError("the client has left")
-        writer.send_headers()
         transport.set_write_buffer_limits(high=BUFFER_BYTES)
         self._transport, self._protocol = transport, protocol
-        self._is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
-        if not self._is_chunked:
-            response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
         self._meter.stream_opened()
         try:
             # 2) Write what a resumed stream has read from the log already.
@@ -305,7 +347,7 @@ class StreamWriter:
                     await self._buffer.ready()
                     self._write_items()
                     if protocol.writing_paused:
-                        await self._in_time(writer.drain())
+                        await self._in_time(self._request.writer.drain())
                 if self._failure is not None:
                     raise self._failure
             except ConnectionError:
@@ -313,7 +355,7 @@ class StreamWriter:
             except Exception as error:  # the head has been sent, so the error becomes an event
                 self._last = "".join(self._events.failure(error_responses.unexpected(error, self._request)))
             # 4) Write the end.
-            await self._in_time(response.write_eof(self._last.encode("ascii")))
+            await self._in_time(self._wire.end(self._last))
             if self._last:
                 self._meter.wrote(self._transcript.tokens, self._buffer.came_at)
         finally:
@@ -348,10 +390,9 @@ class StreamWriter:
         return True
 
     def _write(self, text: str) -> None:
-        # `text` is ASCII. This is the framing of aiohttp's writer without its coroutines.
         if self._transport.is_closing():
             raise ConnectionResetError("the client has left")
-        self._transport.write((f"{len(text):x}\r\n{text}\r\n" if self._is_chunked else text).encode("ascii"))
+        self._transport.write(self._wire.frame(text))
 
     async def _in_time(self, written: Awaitable[None]) -> None:
         await _in_time(self._request, written, self._write_timeout_s, self._meter)

@@ -70,6 +70,7 @@ ACCESS: dict[str, Access] = {
     **{f"POST {path}": Access.CALLER for path in (CHAT, TEXT, MESSAGE, RESPONSE, "/v1/embeddings", *SCORES)},
     **{f"POST {path}": Access.CALLER for path in (f"{MESSAGE}/count_tokens", f"{RESPONSE}/input_tokens")},
     **{f"POST {path}": Access.CALLER for path in (f"{RESPONSE}/compact", CONVERSATION)},
+    f"GET {RESPONSE}": Access.CALLER,
     **dict.fromkeys(OF_CONVERSATIONS, Access.CONVERSATION),
     **{f"POST {path}": Access.CALLER for path in ("/tokenize", "/detokenize")},
     **{f"GET {path}": Access.CALLER for path in ("/v1/models", "/v1/models/{name}", "/status", "/tokenizer_info")},

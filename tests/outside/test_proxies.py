@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
@@ -276,6 +277,23 @@ def test_a_client_that_leaves_is_cancelled(proxy: Proxy) -> None:
     with closing(connect(proxy)) as connection:
         next(events(connection, COMPLETIONS, asks(max_tokens=1500, stream=True), ALICE))
     stack.wait(lambda: stack.totals().get("cancelled", 0) == cancelled + 1)
+
+
+async def test_a_websocket_passes_with_a_known_key(proxy: Proxy) -> None:
+    url = f"https://127.0.0.1:{proxy.port}/v1/responses"
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=proxy.trust)) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+            await session.ws_connect(url)
+        assert refusal.value.status == 401
+        async with session.ws_connect(url, headers=ALICE) as connection:
+            for _ in range(2):
+                await connection.send_json(
+                    {"type": "response.create", "model": MODEL, "input": "Hello", "max_output_tokens": 4}
+                )
+                event = await connection.receive_json(timeout=TIMEOUT_S)
+                while event["type"] not in ("response.completed", "response.incomplete"):
+                    assert event["type"].startswith("response."), event
+                    event = await connection.receive_json(timeout=TIMEOUT_S)
 
 
 def test_an_idempotency_key_belongs_to_one_user(proxy: Proxy) -> None:

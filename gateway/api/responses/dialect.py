@@ -13,6 +13,7 @@ from quire.gateway.api.call import Call
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
+from quire.gateway.api.responses.chain import Chain
 from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.api.responses.images import digests_of, files_of, read_images, set_images, stored_items
 from quire.gateway.api.responses.items import Item, with_own_ids
@@ -82,13 +83,15 @@ class ResponseDialect(Dialect):
         storage: StorageLimits,
         conversations: Conversations | None = None,
         summarise: Summarise | None = None,
+        chain: Chain | None = None,
     ) -> None:
         """conversations: those that calls may continue. summarise: see `Summarise`. Calls without them have no such
-        parameter."""
+        parameter. chain: of the connection, if it keeps responses that are not stored."""
         self.store = store
         self._storage = storage
         self._conversations = conversations
         self._summarise = summarise
+        self._chain = chain
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
         """Check and tokenize a call, after the conversation of the previous response. Raises ApiError."""
@@ -115,7 +118,7 @@ class ResponseDialect(Dialect):
         if joined is not None:
             set_images(before, await joined.files(digests_of(before)))
         elif before:
-            await self.store.load_images(request.previous, before)
+            await self._load_images(request.previous, before)
         conversation = self._written(request, items) if is_stored else b""
         try:
             if request.compacts:
@@ -129,6 +132,8 @@ class ResponseDialect(Dialect):
             raise _renamed(request.renamed(error)) from error
         if joined is not None and may_store:
             call = replace(call, joins=(joined.id, joined.version))
+        if self._chain is not None and not request.is_stored:
+            self._chain.begin(items, files_of(items))
         return replace(
             request.with_loosened(call),
             retention_s=self._storage.retention_s if is_stored else 0,
@@ -153,7 +158,7 @@ class ResponseDialect(Dialect):
             raise refused("input", "input is empty: there is nothing to compact.")
         await read_images(request.items, before, renderer)
         if before:
-            await self.store.load_images(request.previous, before)
+            await self._load_images(request.previous, before)
         try:
             return items, await read_summary(body, items, limits, renderer, request.call.no_effect)
         except InvalidRequest as error:
@@ -162,13 +167,21 @@ class ResponseDialect(Dialect):
     async def _before(self, request: ResponseRequest) -> tuple[list[Item], JoinedConversation | None]:
         """Return the items before the input, whose images have no files yet. Raises ApiError."""
         if request.previous:
-            return await self.store.whole_conversation(request.previous), None
+            known = self._chain.before(request.previous) if self._chain is not None else None
+            return known or await self.store.whole_conversation(request.previous), None
         if not request.conversation_id:
             return [], None
         if self._conversations is None:
             raise refused("conversation", "conversation is not supported here; send the items in input.")
         joined = await self._conversations.join(request.conversation_id)
         return joined.items, joined
+
+    async def _load_images(self, previous: str, before: Sequence[Item]) -> None:
+        """Give the images of the conversation of the previous response their files. Raises ApiError."""
+        if self._chain is not None and self._chain.knows(previous):
+            self._chain.set_images(before)
+        else:
+            await self.store.load_images(previous, before)
 
     def form(self, call_id: str, model: ServedModel, metadata: CallMetadata) -> ResponseEvents:
         return ResponseEvents(call_id, model, metadata)

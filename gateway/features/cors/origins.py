@@ -2,6 +2,9 @@
 
 Without that setting no answer has CORS headers, and browsers refuse such calls. Answers never allow credentials: a
 gateway has no cookies, and API keys are ordinary headers.
+
+Browsers let a page open a WebSocket to any server, and leave it to the server to check the origin of the page. So the
+handshake of a page is refused unless its origin is in the setting, or is that of the gateway itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from quire.gateway.api.headers import CLIENT_ID_HEADER, NO_EFFECT_HEADER, SERVER_ID_HEADER
+from quire.gateway.errors.api_errors import PermissionDenied
+from quire.shared.config.validators import shown
 from quire.shared.process.errors import StartError
 
 ANY = "*"
@@ -54,10 +59,12 @@ class CorsOrigins:
         return cls(frozenset(origins))
 
     def middleware(self) -> Middleware:
-        """Answer preflight requests of these origins."""
+        """Answer preflight requests of these origins, and refuse WebSockets of others."""
 
         @web.middleware
         async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+                self._check(request)
             asks = request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
             if not asks or not self._allowed(request):
                 return await handler(request)
@@ -85,6 +92,15 @@ class CorsOrigins:
                 response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
 
         return add
+
+    def _check(self, request: web.Request) -> None:
+        """Refuse the handshake of a page of another origin. Raises PermissionDenied."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or self._allowed(request) or origin.partition("://")[2] == request.host:
+            return
+        raise PermissionDenied(
+            f"Pages of {shown(origin)} may not open WebSockets here (this server's setting --cors-origins)."
+        )
 
     def _allowed(self, request: web.Request) -> str:
         """Return the origin that the answer allows; empty if the request is not from an allowed origin."""

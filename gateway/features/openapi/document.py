@@ -96,7 +96,7 @@ def _operation(endpoint: Endpoint, bodies: Mapping[str, Body]) -> Schema:
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
         "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in parameters],
-        "responses": {"200": _answer(endpoint, bodies)},
+        "responses": {str(endpoint.success[0]): _answer(endpoint, bodies)},
     }
     if names := [ref(name) for name in endpoint.request.split()]:
         schema = names[0] if len(names) == 1 else {"anyOf": names}
@@ -125,7 +125,7 @@ def _answer(endpoint: Endpoint, bodies: Mapping[str, Body]) -> Schema:
     asked = [bodies[name] for name in endpoint.request.split()]
     can_be_without_effect = any(not body.table.keys().isdisjoint(body.without_effect) for body in asked)
     no_effect = {NO_EFFECT_HEADER: {"$ref": "#/components/headers/NoEffect"}} if can_be_without_effect else {}
-    return {"description": "Success", "headers": _headers(endpoint) | no_effect, "content": content}
+    return {"description": endpoint.success[1], "headers": _headers(endpoint) | no_effect, "content": content}
 
 
 def _headers(endpoint: Endpoint) -> Schema:

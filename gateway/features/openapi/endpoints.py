@@ -73,7 +73,7 @@ class Endpoint:
     of a body that is a form.
     error: the schema of errors. parameters: names of the document's parameters. headers: names of the document's
     headers that answers have besides the ids of the request. not_ready: the schema of an answer with the status 503
-    that is not an error.
+    that is not an error. success: the status and the description of an answer.
     """
 
     route: str
@@ -87,6 +87,7 @@ class Endpoint:
     error: str = "Error"
     headers: tuple[str, ...] = ()
     not_ready: str = ""
+    success: tuple[int, str] = (200, "Success")
 
     @property
     def method(self) -> str:
@@ -143,8 +144,10 @@ def _responses() -> tuple[Endpoint, ...]:
     cancel, page = "Cancel a response in the background", ("ItemsLimit", "Order", "After")
     items, create = "The items before the answer", "Create a response, or fork the previous one"
     compact = "A conversation with a summary in place of its answers"
+    socket, switches = "Open a WebSocket whose messages create responses", "The connection is a WebSocket"
     return (
         Endpoint(f"POST {path}", "generation", create, answers, CALL, f"{body} PreviousResponseForkRequest", NEW),
+        Endpoint(f"GET {path}", "generation", socket, {}, (403, 405, 503), success=(101, switches)),
         Endpoint(f"POST {path}/input_tokens", "tokens", count, "ResponseTokens", AT_ONCE, body),
         Endpoint(
             f"POST {path}/compact", "generation", compact, "ResponseCompaction", CALL, "ResponseCompactionRequest", NEW

@@ -16,7 +16,7 @@ from tests.gateway.api.test_conversation import answering
 from tests.support.gateway.fake_worker import Steps
 from tests.support.gateway.response_calls import PATH, TEXT, TOOL, WHOLE, create, events_of, prompt, raw_events
 from tests.support.gateway.response_fixtures import client, folder, gateway
-from tests.support.gateway.running import MODEL, RunningGateway, raw_request, tokens
+from tests.support.gateway.running import MODEL, RunningGateway, tokens
 
 __all__ = ["client", "folder", "gateway"]
 
@@ -156,13 +156,6 @@ async def test_other_paths_are_unknown(gateway: RunningGateway) -> None:
         reply = await gateway.post(f"{PATH}/{path}", {"model": MODEL, "input": "Hello"})
         assert (reply.status, reply.error["code"]) == (404, "not_found")
         assert f"There is nothing at {PATH}/{path}." in reply.error["message"]
-
-
-async def test_the_handshake_of_a_websocket_is_refused(gateway: RunningGateway) -> None:
-    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-    headers["Sec-WebSocket-Key"] = "dGhlIHNhbXBsZSBub25jZQ=="
-    reply = await gateway.send(raw_request("GET", PATH, headers=headers))
-    assert (reply.status, reply.error["code"], reply.headers["allow"]) == (405, "method_not_allowed", "POST")
 
 
 async def test_the_input_may_be_absent_only_after_a_previous_response(gateway: RunningGateway) -> None:
