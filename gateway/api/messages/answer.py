@@ -91,7 +91,12 @@ async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Re
 
 
 class MessageAnswer(ChoiceFormat):
-    """Renders the answer to one call, and each event of its stream without the event's id."""
+    """Renders the answer to one call, and each event of its stream without the event's id.
+
+    `message_start` is written with the first item, which has the counts of cached and pinned tokens.
+    """
+
+    opens_late = True
 
     def __init__(self, public_id: str, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:
         echo = json.loads(metadata.echo)
@@ -99,7 +104,6 @@ class MessageAnswer(ChoiceFormat):
         self._max_tokens: int = echo["max_tokens"]
         self._tier: str = echo["tier"]
         self._hides_thinking: bool = echo["hides_thinking"]
-        self._prompt_tokens = metadata.prompt_tokens
         name = metadata.model_name(model.name)
         self._message: dict[str, Any] = {"id": public_id, "type": "message", "role": "assistant", "model": name}
         self._blocks = BlockWriter(self._hides_thinking)
@@ -107,11 +111,8 @@ class MessageAnswer(ChoiceFormat):
         self._stop_reason: str | int | None = None
         self._mark: Mapping[str, Any] = {}
 
-    def opening(self) -> list[str]:
-        """Return the events before the first block. The counts of cached tokens are not known yet."""
-        usage = self._whole_usage({"prompt_tokens": self._prompt_tokens, "completion_tokens": 0})
-        usage["cache_creation"] = None
-        message = {**self._message, "content": [], **_ended(None), "usage": usage}
+    def opening(self, usage: dict[str, Any]) -> list[str]:
+        message = {**self._message, "content": [], **_ended(None), "usage": self._whole_usage(usage)}
         return [
             event("message_start", sse.dumps({"type": "message_start", "message": message})),
             event("ping", '{"type":"ping"}'),
@@ -239,7 +240,7 @@ ANSWERS: Schema = {
     "MessageUsage": closed(
         {
             **_USAGE,
-            "cache_creation": or_null(_CACHE_CREATION),
+            "cache_creation": _CACHE_CREATION,
             "service_tier": OneOf(tuple(TIERS.values())),
             "inference_geo": NULL,
         }
