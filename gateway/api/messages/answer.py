@@ -169,12 +169,13 @@ class MessageAnswer(ChoiceFormat):
         """Return the usage in the names of this API: the input tokens are those that were neither cached nor pinned."""
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         created = sum(usage.get("pinned_tokens", ()))
+        thinking = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"] - cached - created,
             "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"] if self._max_tokens else 0,
-            "output_tokens_details": None,
+            "output_tokens_details": {"thinking_tokens": thinking} if thinking else None,
             "server_tool_use": None,
         }
 
@@ -217,7 +218,7 @@ _USAGE: Schema = {
     "cache_creation_input_tokens": COUNT,
     "cache_read_input_tokens": COUNT,
     "output_tokens": COUNT,
-    "output_tokens_details": NULL,
+    "output_tokens_details": or_null(closed({"thinking_tokens": COUNT})),
     "server_tool_use": NULL,
 }
 _CACHE_CREATION = closed({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT})

@@ -147,6 +147,8 @@ async def test_thinking_reaches_the_template_and_may_be_hidden(
     async with agent_gateway.worker(saying("<think>Hm.</think>Yes.")) as worker:
         await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **off)
         hidden = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **low)
+    assert hidden.usage.output_tokens_details is not None
+    assert hidden.usage.output_tokens_details.thinking_tokens == len(tokens("<think>Hm."))
     assert prompt_of(worker.claimed[0]).endswith("<think>\n\n</think>\n\n")
     assert prompt_of(worker.claimed[1]).endswith("<|im_start|>assistant\neffort=low ")
     assert [(block.type, getattr(block, "thinking", None)) for block in hidden.content] == [
