@@ -69,7 +69,7 @@ class ChatAnswer(ChoiceFormat):
         ]
         self._text_tail = '},"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def opening(self) -> list[str]:
+    def opening(self, usage: dict[str, Any]) -> list[str]:
         """Return the first event of each choice, with the role of the speaker."""
         return [self._event(index, '{"role":"assistant","content":""}') for index in range(self._choices)]
 

@@ -75,7 +75,7 @@ class CompletionAnswer(ChoiceFormat):
         self._text_head = [f'data: {self._head}{{"index":{index},"text":' for index in range(metadata.choices)]
         self._text_tail = ',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def opening(self) -> list[str]:
+    def opening(self, usage: dict[str, Any]) -> list[str]:
         return []
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str:

@@ -145,8 +145,8 @@ async def catch_up(
     Raises InvalidRequest if the stream has no such place, or does not reach it soon.
     """
     beginning = events.opening()
-    # The events of a prompt come with the first item of the log.
-    has_prompt = known.metadata.needs_prompt and events.reached < after and not after.tokens
+    # The events of a prompt, and perhaps the first ones of all, come with the first item of the log.
+    has_prompt = (known.metadata.needs_prompt or events.form.opens_late) and events.reached < after and not after.tokens
     # The worker sends again what Redis lost when it died, or another worker computes it again.
     is_ahead = after.tokens > known.tokens or (has_prompt and not known.tokens and not known.is_done)
     if not (known.is_done and is_ahead):

@@ -45,10 +45,13 @@ class AnswerFormat(Protocol):
     A call without a parser (`CallMetadata.output`) has `text` events, a call with one has `parts` events: one call of
     `parts` for each token that adds parts. Rendering begins at token 0 also for a resumed stream, so a format may keep
     state, such as the number of the next event.
+    opens_late: whether `opening` needs the worker's report about the prompt, which comes with the first item.
     """
 
-    def opening(self) -> list[str]:
-        """Return the events before the first token."""
+    opens_late: bool
+
+    def opening(self, usage: dict[str, Any]) -> list[str]:
+        """Return the events before the first token. usage: of the prompt; without the report unless `opens_late`."""
         ...
 
     def text(self, index: int, text: str, logprobs: ScoredTokens | None = None) -> str: ...
@@ -79,6 +82,8 @@ class AnswerFormat(Protocol):
 
 class ChoiceFormat(ABC):
     """A format that writes the whole answer from its choices."""
+
+    opens_late = False
 
     @abstractmethod
     def full(self, choices: list[Choice], usage: dict[str, Any]) -> Iterator[str]:
@@ -136,6 +141,7 @@ class EventRenderer:
         self._shows_usage = transcript.metadata.continuous_usage
         self._after = after or BEGINNING
         self._is_skipping = True
+        self._has_opened = False
         # The id of the last event.
         self._tokens, self._step = BEGINNING
         self._parts: list[str] = []
@@ -146,10 +152,15 @@ class EventRenderer:
         return max(EventId(self._tokens, self._step), EventId(self._transcript.tokens))
 
     def opening(self) -> str:
-        """Render the events before the first token."""
-        for data in self.form.opening():
-            self._add_at(0, data)
+        """Render the events before the first token, unless they come with the first item."""
+        if not self.form.opens_late:
+            self._open()
         return self._take()
+
+    def _open(self) -> None:
+        self._has_opened = True
+        for data in self.form.opening({**self._transcript.usage, "completion_tokens": 0}):
+            self._add_at(0, data)
 
     def feed(self, items: Sequence[StepItem]) -> str:
         """Render the events of these items, and the end of the stream if the call has ended with them."""
@@ -172,6 +183,8 @@ class EventRenderer:
     def _feed(self, item: StepItem) -> None:
         form, before = self.form, self._transcript.tokens
         text_deltas = self._transcript.feed(item)
+        if not self._has_opened and form.opens_late and not isinstance(self._transcript.error, _NO_ENDS):
+            self._open()
         if item.outcome is not None and not item.outcome.is_exact:
             form.mark()
         if item.report is not None:

@@ -30,7 +30,7 @@ class InvalidValue(ValueError):
 def shown(value: Any) -> str:
     """Return a value as an error message quotes it: short, on one line, without characters that cannot be encoded."""
     if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "an array"
+        return "an object" if isinstance(value, dict) else f"an array of {len(value)}"
     text = json.dumps(value) if value is None or type(value) is bool else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

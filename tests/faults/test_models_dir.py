@@ -10,7 +10,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +39,32 @@ class HostStack:
         self.gateways: dict[str, QuireProcess] = {}
         # The URLs of gateways that are ready.
         self.urls: list[str] = []
-        self.start_host()
-        for _ in range(2):
-            self.start_gateway()
+        # All at once: most of a start is the import of packages.
+        self.host = self._begin_host("host")
+        gateways = [self._begin_gateway() for _ in range(2)]
+        self.host.wait_for("ready: host")
+        for process in gateways:
+            self._await_gateway(process)
 
     def _start(self, *words: str) -> QuireProcess:
         process = QuireProcess((*words, "--redis-url", self.redis_server.url), clean_environ(), None)
         self.processes.append(process)
         return process
 
-    def start_host(self) -> None:
-        self.host = self.another_host("host")
-
     def another_host(self, name: str) -> QuireProcess:
-        lease = ("--lease-s", "1", "--beat-s", "0.25", "--drain-s", "0.2")
-        where = ("--models-dir", str(self.folder), "--worker-id", name)
-        host = self._start("worker", *where, *FLAGS, *lease, *self.flags)
+        host = self._begin_host(name)
         host.wait_for("ready: host")
         return host
 
-    def start_gateway(self, port: str = "0") -> None:
-        process = self._start("gateway", "--discover-models", "--port", port)
+    def _begin_host(self, name: str) -> QuireProcess:
+        lease = ("--lease-s", "1", "--beat-s", "0.25", "--drain-s", "0.2")
+        where = ("--models-dir", str(self.folder), "--worker-id", name)
+        return self._start("worker", *where, *FLAGS, *lease, *self.flags)
+
+    def _begin_gateway(self, port: str = "0") -> QuireProcess:
+        return self._start("gateway", "--discover-models", "--port", port)
+
+    def _await_gateway(self, process: QuireProcess) -> None:
         url = process.wait_for(r"(http://[\d.]+:\d+)")[1]
         self.wait(lambda: status_of(f"{url}/readyz") == 200)
         self.gateways[url] = process
@@ -70,19 +75,24 @@ class HostStack:
         workers = self.workers()
         self.host.kill()
         assert all(has_ended(pid) for pid in (self.host.pid, *workers))
-        self.start_host()
+        self.host = self.another_host("host")
 
     def kill_worker(self, choose: random.Random) -> None:
         """Kill one of the workers that run at the moment, whatever it does."""
         if workers := self.workers():
             os.kill(choose.choice(workers), signal.SIGKILL)
 
-    def kill_gateway(self) -> None:
-        """Kill the gateway that clients use; they go to the other one, and the port gets a new one."""
+    def kill_gateway(self, then: Callable[[], None] = lambda: None) -> None:
+        """Kill the gateway that clients use; they go to the other one, and the port gets a new one.
+
+        then: another fault, while the new one starts.
+        """
         url = self.urls.pop(0)
         self.gateways[url].kill()
         has_ended(self.gateways[url].pid)
-        self.start_gateway(url.rpartition(":")[2])
+        process = self._begin_gateway(url.rpartition(":")[2])
+        then()
+        self._await_gateway(process)
 
     def workers(self) -> list[int]:
         """The pids of the workers of the host."""
@@ -162,11 +172,11 @@ def run_calls(
 ) -> None:
     """Send calls to all models at once, do `faults` meanwhile, and compare every answer."""
     calls = [call(name, seed, tokens) for seed in range(rounds) for name in names]
-    expected = answers(stack.folder, calls)
     clients = [StubbornClient(stack.urls, body) for body in calls]
     for fault in faults:
         if any(client.token_ids is None for client in clients):
             fault()
+    expected = answers(stack.folder, calls)
     found = [client.wait(timeout_s) for client in clients]
     assert [body["model"] for body, a, b in zip(calls, found, expected, strict=True) if a != b] == []
     assert [client.refusals for client in clients if client.refusals] == []
@@ -188,9 +198,13 @@ def test_ten_models_on_a_host_with_room_for_three_answer_as_alone_whatever_is_ki
     stacks.append(stack)
     choose = random.Random(3)
 
-    def loaded(count: int) -> Any:
+    def wait_for_loads(count: int) -> None:
         seen = len(stack.host.stderr.split(" loaded "))
-        return lambda: stack.wait(lambda: len(stack.host.stderr.split(" loaded ")) >= seen + count)
+        stack.wait(lambda: len(stack.host.stderr.split(" loaded ")) >= seen + count)
+
+    def kill_host() -> None:
+        wait_for_loads(2)
+        stack.kill_host()
 
     run_calls(
         stack,
@@ -198,10 +212,9 @@ def test_ten_models_on_a_host_with_room_for_three_answer_as_alone_whatever_is_ki
         rounds=2,
         tokens=300,
         faults=[
-            loaded(1),
+            lambda: wait_for_loads(1),
             lambda: stack.kill_worker(choose),
-            stack.kill_gateway,
-            stack.kill_host,
+            lambda: stack.kill_gateway(then=kill_host),
         ],
     )
     assert set(stack.states()) == set(names)

@@ -46,7 +46,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Number(0, 2), False, "x must be a number from 0 to 2, not false"),
     (Flag(), 1, "x must be true or false, not 1"),
     (OneOf(("a", "b")), "c", "x must be one of a, b, not 'c'"),
-    (OneOf(("a", "b")), ["a"], "x must be one of a, b, not an array"),
+    (OneOf(("a", "b")), ["a"], "x must be one of a, b, not an array of 1"),
     (Text(), 5, "x must be a string, not 5"),
     (Text(1, 3), "secret", "x must be a string of 1 to 3 characters, not of 6"),
     (Texts(2, 1, 3), "a", "x must be an array of at most 2 strings of 1 to 3 characters each, not 'a'"),
@@ -108,4 +108,4 @@ def test_a_map_has_exactly_the_fields() -> None:
 def test_a_value_is_shown_short_and_on_one_line() -> None:
     assert shown("a\nb") == r"'a\nb'"
     assert shown("x" * 100) == "'" + "x" * 56 + "..."
-    assert [shown(value) for value in (None, True, {}, [])] == ["null", "true", "an object", "an array"]
+    assert [shown(value) for value in (None, True, {}, [])] == ["null", "true", "an object", "an array of 0"]

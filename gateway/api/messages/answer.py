@@ -91,7 +91,12 @@ async def count_tokens(body: dict[str, Any], limits: RequestLimits, renderer: Re
 
 
 class MessageAnswer(ChoiceFormat):
-    """Renders the answer to one call, and each event of its stream without the event's id."""
+    """Renders the answer to one call, and each event of its stream without the event's id.
+
+    `message_start` is written with the first item, which has the counts of cached and pinned tokens.
+    """
+
+    opens_late = True
 
     def __init__(self, public_id: str, call_id: str, model: ServedModel, metadata: CallMetadata) -> None:
         echo = json.loads(metadata.echo)
@@ -99,7 +104,6 @@ class MessageAnswer(ChoiceFormat):
         self._max_tokens: int = echo["max_tokens"]
         self._tier: str = echo["tier"]
         self._hides_thinking: bool = echo["hides_thinking"]
-        self._prompt_tokens = metadata.prompt_tokens
         name = metadata.model_name(model.name)
         self._message: dict[str, Any] = {"id": public_id, "type": "message", "role": "assistant", "model": name}
         self._blocks = BlockWriter(self._hides_thinking)
@@ -107,11 +111,8 @@ class MessageAnswer(ChoiceFormat):
         self._stop_reason: str | int | None = None
         self._mark: Mapping[str, Any] = {}
 
-    def opening(self) -> list[str]:
-        """Return the events before the first block. The counts of cached tokens are not known yet."""
-        usage = self._whole_usage({"prompt_tokens": self._prompt_tokens, "completion_tokens": 0})
-        usage["cache_creation"] = None
-        message = {**self._message, "content": [], **_ended(None), "usage": usage}
+    def opening(self, usage: dict[str, Any]) -> list[str]:
+        message = {**self._message, "content": [], **_ended(None), "usage": self._whole_usage(usage)}
         return [
             event("message_start", sse.dumps({"type": "message_start", "message": message})),
             event("ping", '{"type":"ping"}'),
@@ -168,12 +169,13 @@ class MessageAnswer(ChoiceFormat):
         """Return the usage in the names of this API: the input tokens are those that were neither cached nor pinned."""
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         created = sum(usage.get("pinned_tokens", ()))
+        thinking = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"] - cached - created,
             "cache_creation_input_tokens": created,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"] if self._max_tokens else 0,
-            "output_tokens_details": None,
+            "output_tokens_details": {"thinking_tokens": thinking} if thinking else None,
             "server_tool_use": None,
         }
 
@@ -216,7 +218,7 @@ _USAGE: Schema = {
     "cache_creation_input_tokens": COUNT,
     "cache_read_input_tokens": COUNT,
     "output_tokens": COUNT,
-    "output_tokens_details": NULL,
+    "output_tokens_details": or_null(closed({"thinking_tokens": COUNT})),
     "server_tool_use": NULL,
 }
 _CACHE_CREATION = closed({"ephemeral_5m_input_tokens": COUNT, "ephemeral_1h_input_tokens": COUNT})
@@ -239,7 +241,7 @@ ANSWERS: Schema = {
     "MessageUsage": closed(
         {
             **_USAGE,
-            "cache_creation": or_null(_CACHE_CREATION),
+            "cache_creation": _CACHE_CREATION,
             "service_tier": OneOf(tuple(TIERS.values())),
             "inference_geo": NULL,
         }

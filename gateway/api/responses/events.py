@@ -32,6 +32,8 @@ _ENDS = (Cancelled, DeadlinePassed, GenerationFailed)
 class ResponseEvents:
     """Renders the events of one response, and drops those up to `after`, which the client has."""
 
+    opens_late = False
+
     def __init__(self, call_id: str, model: ServedModel, metadata: CallMetadata, after: int = START) -> None:
         self.body = ResponseBody(call_id, model, metadata)
         fields, compaction = split_echo(metadata.echo)
@@ -41,7 +43,7 @@ class ResponseEvents:
         # The number of the next event.
         self.next_number = 0
 
-    def opening(self) -> list[str]:
+    def opening(self, usage: dict[str, Any]) -> list[str]:
         first = ResponseStatus.QUEUED if self._is_background else ResponseStatus.IN_PROGRESS
         statuses = [("created", first), ("in_progress", ResponseStatus.IN_PROGRESS)]
         if self._is_background:

@@ -152,10 +152,12 @@ _THRESHOLD = Integer(1, MAX_OUTPUT_TOKENS)
 def compact_threshold(name: str, value: Any) -> int:
     """Return the tokens of a prompt from which it is compacted; 0 for never. Raises InvalidValue or InvalidRequest."""
     if type(value) is not list or len(value) > 1:
-        raise invalid(name, 'an array like [{"type": "compaction", "compact_threshold": 10000}]', value)
+        raise invalid(name, 'an array of one object like {"type": "compaction", "compact_threshold": 10000}', value)
     for entry in value:
-        if type(entry) is not dict or entry.get("type") != "compaction":
+        if type(entry) is not dict:
             raise invalid(f"{name}[0]", 'an object like {"type": "compaction", "compact_threshold": 10000}', entry)
+        if entry.get("type") != "compaction":
+            raise invalid(f"{name}[0].type", "compaction", entry.get("type"))
         only(f"{name}[0]", entry, ("type", "compact_threshold"))
         return _THRESHOLD(f"{name}[0].compact_threshold", entry.get("compact_threshold"))
     return 0

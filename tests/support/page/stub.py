@@ -157,7 +157,7 @@ class Script:
         return ChatDialect.prefix + self.request_id
 
     def opening(self) -> str:
-        events = self._form.opening()
+        events = self._form.opening({})
         return "".join(f"id: {EventId(0, index + 1)}\n{event}" for index, event in enumerate(events))
 
     def text(self, position: int, text: str, choice: int = 0) -> str:

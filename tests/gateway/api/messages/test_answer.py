@@ -147,6 +147,8 @@ async def test_thinking_reaches_the_template_and_may_be_hidden(
     async with agent_gateway.worker(saying("<think>Hm.</think>Yes.")) as worker:
         await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **off)
         hidden = await client.messages.create(model=MODEL, max_tokens=50, messages=HELLO, **low)
+    assert hidden.usage.output_tokens_details is not None
+    assert hidden.usage.output_tokens_details.thinking_tokens == len(tokens("<think>Hm."))
     assert prompt_of(worker.claimed[0]).endswith("<think>\n\n</think>\n\n")
     assert prompt_of(worker.claimed[1]).endswith("<|im_start|>assistant\neffort=low ")
     assert [(block.type, getattr(block, "thinking", None)) for block in hidden.content] == [
@@ -185,8 +187,10 @@ def test_cached_tokens_are_apart_from_the_input_tokens(agent_model: Any) -> None
     [whole] = form.full([Choice("", "stop")], usage)
     for found in (delta.data["usage"], json.loads(whole)["usage"]):
         assert {name: found[name] for name in expected} == expected
-    [start, _] = parse_message_events("".join(form.opening()))
-    assert (start.data["message"]["usage"]["input_tokens"], start.data["message"]["content"]) == (10, [])
+    [start, _] = parse_message_events("".join(form.opening({**usage, "completion_tokens": 0})))
+    found = start.data["message"]["usage"]
+    assert {name: found[name] for name in expected} == expected | {"output_tokens": 0}
+    assert start.data["message"]["content"] == []
 
 
 def test_the_fields_are_those_of_the_types_of_the_sdk(agent_model: Any) -> None:

@@ -233,7 +233,8 @@ async def test_the_compaction_of_another_server_is_left_out(gateway: RunningGate
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (PATH, {"context_management": [{"type": "other"}]}, "context_management[0]"),
+        (PATH, {"context_management": [{"type": "compaction", "compact_threshold": 9}] * 2}, "context_management"),
+        (PATH, {"context_management": [{"type": "other"}]}, "context_management[0].type"),
         (PATH, {"context_management": [{"type": "compaction"}]}, "context_management[0].compact_threshold"),
         (PATH, {"context_management": [{"type": "compaction", "compact_threshold": 0}]}, None),
         (PATH, {"context_management": {}}, "context_management"),
