@@ -45,8 +45,9 @@ def dialect_of(gateway: Gateway, owner: str, *more: Any) -> ResponseDialect:
 
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
-    owner = caller_of(request).owner
-    return dialect_of(gateway, owner, ConversationStore(gateway, owner), partial(summarise, gateway, request))
+    owner, is_repeated = caller_of(request).owner, partial(calls.is_repeated, gateway, request)
+    conversations = ConversationStore(gateway, owner, is_repeated)
+    return dialect_of(gateway, owner, conversations, partial(summarise, gateway, request), is_repeated)
 
 
 def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:
