@@ -46,9 +46,9 @@ def dialect_of(gateway: Gateway, owner: str, *more: Any) -> ResponseDialect:
 
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
-    owner = caller_of(request).owner
-    conversations, chain = ConversationStore(gateway, owner), request.get(CHAIN)
-    return dialect_of(gateway, owner, conversations, partial(summarise, gateway, request), chain)
+    owner, is_repeated = caller_of(request).owner, partial(calls.is_repeated, gateway, request)
+    conversations, chain = ConversationStore(gateway, owner, is_repeated), request.get(CHAIN)
+    return dialect_of(gateway, owner, conversations, partial(summarise, gateway, request), is_repeated, chain)
 
 
 def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:

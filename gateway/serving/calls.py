@@ -19,6 +19,7 @@ from quire.gateway.api.body_budget import release_body
 from quire.gateway.api.call import Call
 from quire.gateway.api.caller import caller_of
 from quire.gateway.api.dialect import Dialect
+from quire.gateway.api.headers import IDEMPOTENCY_KEY, KEY
 from quire.gateway.api.parsing import BODY, read_object
 from quire.gateway.api.request_span import SPAN
 from quire.gateway.api.resume import StoredCall, StoredCalls
@@ -29,6 +30,7 @@ from quire.gateway.stream.call_metadata import request_id
 from quire.gateway.stream.transcript import TRANSCRIPT, Transcript
 from quire.gateway.stream.writer import StreamWriter, write_body
 from quire.gateway.telemetry.request_meter import BEGAN, METER
+from quire.shared.protocol.broker.lane import text
 from quire.shared.protocol.messages import MessageError
 from quire.shared.protocol.states import CancelReply
 
@@ -195,6 +197,16 @@ async def cancel_requests(gateway: Gateway, call_id: str, known: StoredCall) -> 
 def stored_calls(gateway: Gateway, owner: str) -> StoredCalls:
     """Return the calls of an owner that Redis has."""
     return StoredCalls(gateway.broker, gateway.retry, partial(note_corrupt_metadata, gateway), owner)
+
+
+async def is_repeated(gateway: Gateway, request: web.Request) -> bool:
+    """Return whether the Idempotency-Key of a call stands for an earlier call. Raises BrokerDown."""
+    key, broker = request.headers.get(IDEMPOTENCY_KEY, ""), gateway.broker
+    if not KEY.fullmatch(key):
+        return False
+    name = broker.keys.idempotency(caller_of(request).scoped(key))
+    first: Any = await gateway.retry(partial(broker.client.hget, name, "id"))
+    return bool(first and await gateway.retry(partial(broker.client.exists, broker.keys.request(text(first)))))
 
 
 async def find(dialect: Dialect, gateway: Gateway, request: web.Request, name: str = "") -> tuple[str, StoredCall]:

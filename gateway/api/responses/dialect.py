@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -44,7 +44,8 @@ _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completio
 
 
 class JoinedConversation(Protocol):
-    """A conversation that a call continues. version: of the items that the caller has read."""
+    """A conversation that a call continues. version: of the items that the caller has read; empty if another response
+    continues it, so that only a repeated call is accepted."""
 
     id: str
     version: str
@@ -59,7 +60,7 @@ class Conversations(Protocol):
     """The conversations of one owner."""
 
     async def join(self, conversation_id: str) -> JoinedConversation:
-        """Return a conversation that no other response continues. Raises ApiError."""
+        """Return a conversation that no response continues, or that of a repeated call. Raises ApiError."""
         ...
 
 
@@ -83,14 +84,17 @@ class ResponseDialect(Dialect):
         storage: StorageLimits,
         conversations: Conversations | None = None,
         summarise: Summarise | None = None,
+        is_repeated: Callable[[], Awaitable[bool]] | None = None,
         chain: Chain | None = None,
     ) -> None:
         """conversations: those that calls may continue. summarise: see `Summarise`. Calls without them have no such
-        parameter. chain: of the connection, if it keeps responses that are not stored."""
+        parameter. is_repeated: returns whether the call only repeats an earlier one, which has its summary. chain: of
+        the connection, if it keeps responses that are not stored."""
         self.store = store
         self._storage = storage
         self._conversations = conversations
         self._summarise = summarise
+        self._is_repeated = is_repeated
         self._chain = chain
 
     async def read(self, body: dict[str, Any], limits: RequestLimits, renderer: Renderer) -> Call:
@@ -126,7 +130,8 @@ class ResponseDialect(Dialect):
             else:
                 call = await fitting_call(request, items, limits, renderer, echo)
             most = request.compact_threshold
-            if self._summarise and may_store and not request.compacts and 0 < most < call.about.prompt_tokens:
+            is_long = may_store and not request.compacts and 0 < most < call.about.prompt_tokens
+            if self._summarise and is_long and not (self._is_repeated and await self._is_repeated()):
                 call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error

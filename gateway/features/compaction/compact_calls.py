@@ -71,5 +71,6 @@ async def summarise(gateway: Gateway, request: web.Request, call: Call) -> str:
     with gateway.listening([call_id], False, caller.owner) as buffer:
         await gateway.submission.submit(requests, terms, call.files)
         buffer.accept(terms.deadline_ms / 1000 or None, is_logged=False)
+        buffer.is_responsible = True
         transcript = Transcript(metadata, gateway.model, buffer.cursors)
         return await summary_text(call_id, gateway.model, buffer, transcript)

@@ -70,7 +70,7 @@ async def settled(gateway: Gateway, conversation_id: str) -> KeptConversation | 
         if kept is None or not kept.open or (ended := await _ended(gateway, kept)) is None:
             return kept
         after, digests = ended
-        write = partial(broker.write_conversation, after, gateway.settings.response_retention_s)
+        write = partial(broker.write_conversation, after, new_id(), gateway.settings.response_retention_s)
         try:
             await gateway.retry(partial(write, dict.fromkeys(digests)))
         except FilesLost:
@@ -127,9 +127,11 @@ class Joined:
 class ConversationStore:
     """The conversations of one owner at one model."""
 
-    def __init__(self, gateway: Gateway, owner: str) -> None:
+    def __init__(self, gateway: Gateway, owner: str, is_repeated: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """is_repeated: returns whether the call only repeats an earlier one, whose response may still run."""
         self._gateway = gateway
         self._owner = owner
+        self._is_repeated = is_repeated
 
     async def read(self, public_id: str) -> KeptConversation:
         """Return a conversation. Raises NotFound or BrokerDown."""
@@ -145,14 +147,15 @@ class ConversationStore:
     async def join(self, public_id: str) -> Joined:
         """Return a conversation for a response that continues it. Raises ApiError."""
         kept = await self.read(public_id)
-        if kept.open:
+        if kept.open and not (self._is_repeated and await self._is_repeated()):
             raise conversation_locked()
         items = await _items(kept)
         if len(items) >= MAX_ITEMS:
             raise refused(
                 "conversation", f"conversation has {len(items)} items, the most that it may; begin a new conversation."
             )
-        return Joined(kept.id, kept.version, items, partial(self.files, kept))
+        # Redis looks at the key of a repeated call before it looks at the version, which is nobody's.
+        return Joined(kept.id, "" if kept.open else kept.version, items, partial(self.files, kept))
 
     async def files(self, kept: KeptConversation, digests: Iterable[str]) -> dict[str, bytes]:
         """Return files of the images of a conversation by digest. Raises NotFound or BrokerDown."""
@@ -162,23 +165,26 @@ class ConversationStore:
             raise NotFound("An image of the conversation is not kept any more.", param="conversation")
         return files
 
-    async def write(self, kept: KeptConversation, items: Sequence[Item], files: Mapping[str, bytes]) -> bool:
+    async def write(
+        self, kept: KeptConversation, items: Sequence[Item], files: Mapping[str, bytes], num_before: int = 0
+    ) -> bool:
         """Write a conversation with these items. Returns False if others have changed it. Raises ApiError.
 
-        items: as they are stored. files: those of their images that are new.
+        items: as they are stored. files: those of their images that are new. num_before: number of items until now; the
+        bounds of a conversation, which an answer may have passed, refuse only more of them.
         """
         gateway, settings = self._gateway, self._gateway.settings
-        size = len(_json(items))
-        if size > settings.max_conversation_bytes:
+        is_more = len(items) > num_before
+        if is_more and (size := len(_json(items))) > settings.max_conversation_bytes:
             raise refused(
                 "items",
                 f"items make a conversation of {size} bytes; at most {settings.max_conversation_bytes} are stored "
                 "(this server's setting --max-conversation-bytes). Begin a new conversation.",
             )
-        if len(items) > MAX_ITEMS:
+        if is_more and len(items) > MAX_ITEMS:
             raise refused("items", f"A conversation has at most {MAX_ITEMS} items, and would have {len(items)}.")
         new = replace(kept, items=await _packed(items))
-        write = partial(gateway.broker.write_conversation, new, settings.response_retention_s)
+        write = partial(gateway.broker.write_conversation, new, new_id(), settings.response_retention_s)
         named: dict[str, bytes | None] = {**dict.fromkeys(digests_of(items)), **files}
         try:
             return await gateway.retry(partial(write, named, gateway.submission.terms.bounds))
@@ -195,7 +201,8 @@ class ConversationStore:
             kept = await self.read(public_id)
             if kept.open:
                 raise conversation_locked()
-            if await self.write(kept, change(await _items(kept)), files):
+            before = await _items(kept)
+            if await self.write(kept, change(before), files, len(before)):
                 return
         raise _busy()
 
@@ -247,7 +254,8 @@ async def update(gateway: Gateway, request: web.Request) -> web.Response:
     store = _store(gateway, request)
     for _ in range(ATTEMPTS):
         kept = replace(await store.read(request.match_info["id"]), metadata=metadata)
-        if await store.write(kept, await _items(kept), {}):
+        items = await _items(kept)
+        if await store.write(kept, items, {}, len(items)):
             return _answer(kept)
     raise _busy()
 

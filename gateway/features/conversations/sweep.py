@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from quire.gateway.errors.api_errors import ApiError
 from quire.gateway.features.conversations.conversation_calls import settled
 from quire.gateway.serving.model_directory import ModelDirectory
+from quire.gateway.serving.service import Gateway
 from quire.shared.process.tasks import end_tasks
 from quire.shared.redis.cancellation import check_cancelled
 
@@ -37,10 +38,23 @@ class ConversationSweep:
         while True:
             for gateway in self._directory.gateways:
                 try:
-                    for conversation_id in await gateway.broker.answered_conversations():
-                        if await settled(gateway, conversation_id) is None:
-                            await gateway.broker.delete_conversation(conversation_id)
-                except (ApiError, RedisError, OSError) as error:
+                    answered = await gateway.broker.answered_conversations()
+                except (RedisError, OSError) as error:
                     log.debug("conversations of %s cannot be looked up now: %s", gateway.model.name, error)
+                    answered = []
                 check_cancelled()
+                for conversation_id in answered:
+                    await _settle(gateway, conversation_id)
             await asyncio.sleep(LOOK_S)
+
+
+async def _settle(gateway: Gateway, conversation_id: str) -> None:
+    """Add the items of an ended response. A conversation that cannot be read does not hold up the others."""
+    try:
+        if await settled(gateway, conversation_id) is None:
+            await gateway.broker.delete_conversation(conversation_id)
+    except (ApiError, RedisError, OSError) as error:
+        log.debug("conversation %s cannot be looked up now: %s", conversation_id, error)
+    except Exception:
+        log.exception("conversation %s is corrupt; delete it", conversation_id)
+    check_cancelled()

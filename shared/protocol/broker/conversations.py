@@ -11,8 +11,9 @@ from redis.asyncio import Redis
 
 from quire.shared.protocol.admission import QueueBounds
 from quire.shared.protocol.broker.gateway import ROOM_ATTEMPTS, FilesLost, NoRoom
-from quire.shared.protocol.broker.lane import Lane, new_id, text
+from quire.shared.protocol.broker.lane import Lane, text
 from quire.shared.protocol.keys import image_name
+from quire.shared.protocol.states import RequestState
 
 _FIELDS = ("version", "open", "owner", "created", "scope", "metadata", "items")
 
@@ -64,17 +65,20 @@ class ConversationVerbs(Lane):
     async def write_conversation(
         self,
         new: KeptConversation,
+        version: str,
         retention_s: int,
         files: Mapping[str, bytes | None],
         bounds: QueueBounds | None = None,
     ) -> bool:
         """Write a conversation in place of the version that the caller has read. Returns False if that has changed.
 
+        version: of the new record, random. Repeat the call with the same one after a lost reply: with another one the
+        caller would find its own record as a change of somebody else's.
         retention_s: life of the record from now on. files: of all its images by digest; None for one that Redis has.
         bounds: of the memory of what stays; None never refuses. Raises NoRoom or FilesLost.
         """
         terms = {
-            "version": new_id(),
+            "version": version,
             "before": new.version,
             "open": new.open,
             "owner": new.owner,
@@ -114,5 +118,14 @@ class ConversationVerbs(Lane):
         return bool(await self._delete_conversation(keys=keys, args=[self.keys.prefix, conversation_id]))
 
     async def answered_conversations(self) -> list[str]:
-        """Return the conversations whose response may have ended without its items being added."""
-        return list(map(text, await self.client.smembers(self.keys.answering)))
+        """Return the conversations whose response has ended, or is gone, without its items being added."""
+        names = [text(name) for name in await self.client.smembers(self.keys.answering)]
+        pipe = self.client.pipeline(transaction=False)
+        for name in names:
+            pipe.hget(self.keys.kept_conversation(name), "open")
+        responses = await pipe.execute()
+        for response in responses:
+            pipe.hget(self.keys.request(text(response or b"")), "state")
+        states = await pipe.execute()
+        running = {RequestState.QUEUED, RequestState.RUNNING, RequestState.PARKED}
+        return [name for name, state in zip(names, states, strict=True) if text(state or b"") not in running]

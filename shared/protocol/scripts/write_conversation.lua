@@ -3,7 +3,7 @@
 --   ARGV  prefix, id, terms (msgpack map: version = of the new record, random; before = version that the caller has
 --         read, '' = there is no record yet; fields = of the new record; open = the response that still continues it,
 --         '' = none; retention_s = life of the record from now on if none does; owner; max_stored and max_key_stored =
---         bounds of all bytes that stay, see _stored.lua, without which the record is never refused; images = names
+--         bounds of all bytes that stay, see _stored.lua, which refuse only a larger record; images = names
 --         of the files of its images), the files in their order (empty if Redis has the file)
 --   ->    {'written'} | {'changed'} (the record has another version, or is gone)
 --         | {'no_room', 'key' or 'all', bytes held, milliseconds until a request of the key may go (-1: none has ended)}
@@ -22,8 +22,8 @@ local bytes = STORED_BYTES
 for _, value in pairs(terms.fields) do
     bytes = bytes + #value
 end
-if terms.max_stored then
-    local more = bytes - held_of(prefix, id) + missing_bytes(prefix, images, files)
+local more = bytes - held_of(prefix, id) + missing_bytes(prefix, images, files)
+if terms.max_stored and more > 0 then
     local reached, held, wait = make_room(prefix, terms.owner, more, terms.max_stored, terms.max_key_stored, now)
     if reached then
         return {'no_room', reached, held, wait}

@@ -54,6 +54,12 @@ class FakeWorker:
             await blocking.aclose()
             await commands.aclose()
 
+    async def claims(self, count: int) -> None:
+        """Wait until that many requests are claimed."""
+        async with asyncio.timeout(30):
+            while len(self.claimed) < count:  # noqa: ASYNC110 - the tests add to the list
+                await asyncio.sleep(0.005)
+
     async def beat(self) -> None:
         await self.broker.beat(
             WorkerCard(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.messages import GenerationRequest
 from tests.gateway.api.test_conversation import answering
-from tests.support.gateway.fake_worker import Script, Steps
+from tests.support.gateway.fake_worker import Script, Steps, endless
 from tests.support.gateway.response_calls import PATH, TOOL, events_of, prompt, raw_events
-from tests.support.gateway.running import MODEL, RunningGateway
+from tests.support.gateway.running import MODEL, RunningGateway, tokens
 
 SUMMARY = "They greeted each other."
 ITEMS = [
@@ -66,6 +67,16 @@ async def test_a_repeated_key_is_one_summary(gateway: RunningGateway, client: An
     assert first.id == again.id
     assert first.output[-1] == again.output[-1]
     assert len(worker.claimed) == 1
+
+
+async def test_a_summary_ends_when_its_client_leaves(gateway: RunningGateway, client: Any) -> None:
+    rule = [{"type": "compaction", "compact_threshold": 60}]
+    async with gateway.worker(endless(tokens("x")[0])) as worker:
+        asking = asyncio.create_task(client.responses.create(model=MODEL, input=ITEMS, context_management=rule))
+        await worker.claims(1)
+        asking.cancel()
+        async with asyncio.timeout(10):
+            assert await worker.cancelled.get() == worker.claimed[0].id
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.shared.protocol.keys import LaneKeys
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
@@ -18,7 +19,8 @@ from tests.support.gateway.response_calls import TOOL, WHOLE, prompt
 from tests.support.gateway.running import MODEL, RunningGateway, tokens, until
 
 KEYS = LaneKeys(MODEL)
-HELLO = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+LONG = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day. " * 5}]
+RULE = {"type": "compaction", "compact_threshold": 40}
 
 
 def held(text: str, go_on: asyncio.Event, reason: str = "stop") -> Script:
@@ -117,6 +119,7 @@ async def test_a_conversation_has_one_response_at_a_time(gateway: RunningGateway
         assert await listed(client, conversation) == []
         await client.conversations.update(conversation.id, metadata={"still": "mine"})
         assert len(worker.claimed) == 1
+        assert await gateway.gateway.broker.answered_conversations() == []  # there is nothing to read yet
         go_on.set()
         await until(lambda: _has_status(client, running.id, "completed"))
         await client.responses.delete(running.id)
@@ -183,27 +186,59 @@ async def test_a_response_without_an_answer_adds_nothing(gateway: RunningGateway
 async def test_a_repeated_idempotency_key_is_one_turn(gateway: RunningGateway, client: Any) -> None:
     conversation = await client.conversations.create()
     asked = {"model": MODEL, "input": "Hello", "conversation": conversation.id}
-    async with gateway.worker(answering("Hi")) as worker:
-        headers = {"Idempotency-Key": "one"}
-        first = await client.responses.create(extra_headers=headers, **asked)
-        again = await client.responses.create(extra_headers=headers, **asked)
-    assert first == again
+    asked |= {"extra_headers": {"Idempotency-Key": "one"}, "context_management": [RULE]}
+    go_on = asyncio.Event()
+    async with gateway.worker(held("Hi", go_on)) as worker:
+        first = asyncio.create_task(client.responses.create(**asked))
+        await worker.claims(1)
+        during = asyncio.create_task(client.responses.create(**asked))
+        await asyncio.sleep(0.1)
+        go_on.set()
+        await client.conversations.items.create(conversation.id, items=LONG) if await first else None
+        assert await first == await during == await client.responses.create(**asked)
     assert len(worker.claimed) == 1
-    assert len(await listed(client, conversation)) == 2
+    assert len(await listed(client, conversation)) == 4
+
+
+async def test_a_change_whose_reply_was_lost_is_made_once(
+    gateway: RunningGateway, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = await client.conversations.create()
+    broker, is_lost = gateway.gateway.broker, True
+    write = broker._write_conversation
+
+    async def loses_the_first_reply(**given: Any) -> Any:
+        nonlocal is_lost
+        is_lost, was_lost = not is_lost, is_lost
+        reply = await write(**given)
+        if was_lost:
+            raise RedisConnectionError("the reply was lost")
+        return reply
+
+    monkeypatch.setattr(broker, "_write_conversation", loses_the_first_reply)
+    await client.conversations.items.create(conversation.id, items=LONG)
+    items = await listed(client, conversation)
+    assert len(items) == len(LONG)
+    await client.conversations.items.delete(items[0].id, conversation_id=conversation.id)
+    assert await listed(client, conversation) == items[1:]
 
 
 async def test_any_gateway_adds_the_items_of_a_response(start_gateway: Start, folder: Any) -> None:
     """A gateway that nobody asks adds them as well, before Redis forgets the response."""
     one, other = [await start_gateway(model=str(folder)) for _ in range(2)]
+    redis = one.gateway.broker.client
+    corrupt = [f"{at:032x}" for at in range(8)]
+    for name in corrupt:
+        await redis.hset(KEYS.kept_conversation(name), mapping={"version": "1", "created": "x", "items": b"x"})
+        await redis.sadd(KEYS.answering, name)
     async with one.openai() as here, other.openai() as there, one.worker(answering("Hi")):
         conversation: Any = await here.conversations.create()
         await there.responses.create(model=MODEL, input="Hello", conversation=conversation.id)
         assert texts(await listed(here, conversation)) == [("user", "Hello"), ("assistant", "Hi")]
         await here.responses.create(model=MODEL, input="Bye", conversation=conversation.id)
-        redis = one.gateway.broker.client
 
         async def is_added() -> bool:
-            return not await redis.scard(KEYS.answering)
+            return int(await redis.scard(KEYS.answering)) == len(corrupt)
 
         await until(is_added)
         assert len(await listed(there, conversation)) == 4
@@ -219,10 +254,19 @@ async def test_conversations_take_memory_of_their_key(start_gateway: Start, fold
             await client.conversations.create()
         assert full.value.code == "stored_bytes_full"
         await client.conversations.delete(kept[0].id)
-        await client.conversations.create()
+        kept[0] = await client.conversations.create()
         with pytest.raises(openai.BadRequestError, match="max-conversation-bytes"):
             await client.conversations.items.create(kept[1].id, items=[{"role": "user", "content": "x" * 1000}])
-    assert int(await gateway.gateway.broker.client.hget(KEYS.held, "") or 0) < 6000
+        assert int(await gateway.gateway.broker.client.hget(KEYS.held, "") or 0) < 6000
+        await client.conversations.delete(kept[0].id)
+        # An answer may pass the bounds. Then the conversation can still be changed, unless it takes more memory.
+        async with gateway.worker(answering("Hi" * 400)):
+            asked = {"model": MODEL, "input": "Hello", "conversation": kept[1].id}
+            await client.responses.create(store=False, **asked)
+        first, *rest = await listed(client, kept[1])
+        await client.conversations.update(kept[1].id, metadata={})
+        await client.conversations.items.delete(first.id, conversation_id=kept[1].id)
+        assert await listed(client, kept[1]) == rest
 
 
 @pytest.mark.parametrize(
