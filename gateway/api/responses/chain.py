@@ -51,11 +51,11 @@ class ChainMemory:
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """One connection. It knows the response that ended last, and the items before the answer of the one that runs."""
+    """The chain of one connection: its last response that is not stored, with all items before."""
 
     memory: ChainMemory
     _kept: _Kept | None = None
-    # What comes before the answer of the response that runs, unless it is stored: items, and files of their images.
+    # Items before the answer of the running response, and the files of their images; None if it is stored.
     _begun: tuple[list[Item], Mapping[str, bytes]] | None = None
 
     def knows(self, response_id: str) -> bool:
@@ -75,7 +75,7 @@ class Chain:
             set_images(items, self._kept.files)
 
     def begin(self, items: Sequence[Item], files: Mapping[str, bytes]) -> None:
-        """Note the items before the answer of a response that is not stored. Their images were read."""
+        """Note the items before the answer of a response that is not stored. The images of the items were read."""
         self._begun = stored_items(items), files
 
     def end(self, event: str) -> None:

@@ -235,7 +235,7 @@ class _Socket:
         except ConnectionError:
             if (transport := request.transport) is None or transport.is_closing():
                 raise
-            # An unexpected error, which is logged.
+            # The middleware of errors has logged an unexpected error.
             response = web.json_response({"error": {"type": "server_error", "code": "internal"}}, status=500)
         if response.status < 400 or wire.has_begun:
             return

@@ -197,7 +197,7 @@ async def test_a_message_is_checked_as_a_body(
 ) -> None:
     async with gateway.worker(answering("x")) as worker, connected(gateway) as socket:
         assert await socket.refused(**parameters) == expected
-        # The connection goes on, and takes the parameters that say what is so anyway.
+        # The connection stays open, and takes parameters with the only value that they may have.
         fixed = {"stream": True, "background": False, "generate": True, "stream_id": None}
         assert (await socket.ask(**fixed))["type"] == "response.completed"
     assert len(worker.claimed) == 1
@@ -438,7 +438,7 @@ async def test_keys_and_their_limits_count_for_each_message(start_gateway: Start
         connected(gateway, Authorization=f"Bearer {own}", Idempotency_Key="same") as other,
     ):
         first = (await socket.ask())["response"]
-        # Another tenant reaches neither what is stored nor what a connection keeps.
+        # Another tenant reaches neither stored responses nor those of a connection.
         missing = (400, "previous_response_not_found", "previous_response_id")
         assert await other.refused(previous_response_id=first["id"]) == missing
         unstored = (await socket.ask(store=False, previous_response_id=first["id"]))["response"]
