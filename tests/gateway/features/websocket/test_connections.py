@@ -158,8 +158,9 @@ async def test_what_connections_keep_is_bounded(start_gateway: Start, folder: An
             )
             assert event["type"] == "response.completed", event
             ids.append(event["response"]["id"])
-        assert (await first.refused(store=False, previous_response_id=ids[0]))[1] == "previous_response_not_found"
+        # The next message of a connection waits until its last response is kept.
         assert (await third.ask(store=False, previous_response_id=ids[2], truncation="auto"))["type"] == ENDS[0]
+        assert (await first.refused(store=False, previous_response_id=ids[0]))[1] == "previous_response_not_found"
 
 
 # --- the way of a message ---------------------------------------------------------------------------------------------
