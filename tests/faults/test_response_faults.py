@@ -3,11 +3,13 @@ Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
@@ -77,4 +79,67 @@ def test_a_streamed_response_of_a_killed_worker_goes_on_without_a_gap(stack: Fau
     assert events[-1].type == "response.incomplete"
     assert events[-1].response == again
     assert again.output_text == whole.output_text
+    stack.assert_invariants()
+
+
+def message(stack: FaultStack, **more: Any) -> dict[str, Any]:
+    """The message of a WebSocket with the parameters of `asked`."""
+    body = asked(stack, **more)
+    return {"type": "response.create", **body.pop("extra_body"), **body}
+
+
+async def next_event(connection: aiohttp.ClientWebSocketResponse) -> dict[str, Any]:
+    event: dict[str, Any] = await connection.receive_json(timeout=60)
+    return event
+
+
+@pytest.mark.faults
+async def test_a_response_over_a_websocket_outlives_its_worker_and_can_be_continued(stack: FaultStack) -> None:
+    _, url = stack.gateway()
+    workers = {name: stack.worker(name, *FAST) for name in "ab"}
+    with client(url) as here:
+        whole = await asyncio.to_thread(here.responses.create, **asked(stack))
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v1/responses") as connection:
+        await connection.send_json(message(stack, store=False))
+        events = [await next_event(connection)]
+        call_id = events[0]["response"]["id"].removeprefix("resp_")
+        while events[-1]["type"] != "response.incomplete":
+            events.append(await next_event(connection))
+            if len(events) == 15:
+                owner = stack.redis.hget(KEYS.request(call_id), "owner")
+                assert owner is not None
+                os.kill(workers[owner.decode()].pid, signal.SIGKILL)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == whole.output_text
+        await connection.send_json(message(stack, store=False, previous_response_id=f"resp_{call_id}"))
+        while (event := await next_event(connection))["type"] != "response.incomplete":
+            assert event["type"] != "error", event
+        assert event["response"]["usage"]["input_tokens"] > events[-1]["response"]["usage"]["total_tokens"]
+    stack.assert_invariants()
+
+
+@pytest.mark.faults
+async def test_a_response_of_a_websocket_whose_gateway_is_killed_is_streamed_by_another_one(stack: FaultStack) -> None:
+    gateway, url = stack.gateway()
+    _, other = stack.gateway()
+    stack.worker("a", *FAST)
+    async with aiohttp.ClientSession() as session:
+        async with session.ws_connect(f"{url}/v1/responses") as connection:
+            await connection.send_json(message(stack))
+            events = [await next_event(connection) for _ in range(15)]
+            os.kill(gateway.pid, signal.SIGKILL)
+            async for late in connection:
+                events.append(late.json())
+        path = f"{other}/v1/responses/{events[0]['response']['id']}"
+        place = {"stream": "true", "starting_after": str(events[-1]["sequence_number"])}
+        async with session.get(path, params=place) as response:
+            assert response.status == 200
+            text = await response.text()
+        rest = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+        async with session.get(path) as response:
+            stored = await response.json()
+    events += rest
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.incomplete"
+    assert events[-1]["response"] == stored
     stack.assert_invariants()

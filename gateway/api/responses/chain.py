@@ -5,6 +5,7 @@ Nothing of it is stored: it ends with its connection, or when other connections 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from collections import OrderedDict
@@ -23,6 +24,7 @@ class _Kept:
 
     response_id: str
     items: bytes
+    json_bytes: int
     files: Mapping[str, bytes]
 
     @property
@@ -51,22 +53,23 @@ class ChainMemory:
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """One connection. It knows the response that ended last, and the items before the answer of the one that runs."""
+    """The chain of one connection: its last response that is not stored, with all items before."""
 
     memory: ChainMemory
     _kept: _Kept | None = None
-    # What comes before the answer of the response that runs, unless it is stored: items, and files of their images.
+    # Items before the answer of the running response, and the files of their images; None if it is stored.
     _begun: tuple[list[Item], Mapping[str, bytes]] | None = None
+    _last: str = ""
 
     def knows(self, response_id: str) -> bool:
         """Return True if the conversation of this response is kept."""
         return self._kept is not None and self._kept.response_id == response_id
 
-    def before(self, response_id: str) -> list[Item] | None:
+    async def before(self, response_id: str) -> list[Item] | None:
         """Return the items up to the end of a response; None if it is not kept."""
         if self._kept is None or not self.knows(response_id):
             return None
-        items: list[Item] = json.loads(zlib.decompress(self._kept.items))
+        items: list[Item] = json.loads(await asyncio.to_thread(zlib.decompress, self._kept.items))
         return items
 
     def set_images(self, items: Sequence[Item]) -> None:
@@ -75,28 +78,32 @@ class Chain:
             set_images(items, self._kept.files)
 
     def begin(self, items: Sequence[Item], files: Mapping[str, bytes]) -> None:
-        """Note the items before the answer of a response that is not stored. Their images were read."""
+        """Note the items before the answer of a response that is not stored. The images of the items were read."""
         self._begun = stored_items(items), files
 
     def end(self, event: str) -> None:
-        """Keep the conversation of the response that has begun, with its output.
+        """Note the JSON of the last event of the response."""
+        self._last = event
 
-        event: the JSON of its last event; empty if there was no response.
-        """
-        begun, self._begun = self._begun, None
-        if begun is None or not event:
-            return
-        items, files = begun
-        response = json.loads(event)["response"]
-        data = json.dumps([*items, *response["output"]], ensure_ascii=False, separators=(",", ":")).encode()
-        if len(data) <= self.memory.conversation_bytes:
-            self._kept = _Kept(response["id"], zlib.compress(data, 1), files)
-            self.memory.keep(self, self._kept.size)
+    async def settle(self) -> None:
+        """Keep the conversation of the response that has ended, with its output."""
+        begun, event, self._begun, self._last = self._begun, self._last, None, ""
+        if begun is not None and event:
+            kept = await asyncio.to_thread(_kept_of, *begun, event)
+            if kept.json_bytes <= self.memory.conversation_bytes:
+                self._kept = kept
+                self.memory.keep(self, kept.size)
 
     def forget(self) -> None:
-        """Keep nothing."""
-        self._kept = self._begun = None
+        """Keep nothing of the responses that have ended."""
+        self._kept = None
         self.memory.keep(self, 0)
+
+
+def _kept_of(items: list[Item], files: Mapping[str, bytes], event: str) -> _Kept:
+    response = json.loads(event)["response"]
+    data = json.dumps([*items, *response["output"]], ensure_ascii=False, separators=(",", ":")).encode()
+    return _Kept(response["id"], zlib.compress(data, 1), len(data), files)
 
 
 # The chain of the connection over which a call came.

@@ -172,7 +172,7 @@ class ResponseDialect(Dialect):
     async def _before(self, request: ResponseRequest) -> tuple[list[Item], JoinedConversation | None]:
         """Return the items before the input, whose images have no files yet. Raises ApiError."""
         if request.previous:
-            known = self._chain.before(request.previous) if self._chain is not None else None
+            known = await self._chain.before(request.previous) if self._chain is not None else None
             return known or await self.store.whole_conversation(request.previous), None
         if not request.conversation_id:
             return [], None

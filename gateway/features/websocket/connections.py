@@ -108,6 +108,7 @@ class _Socket:
         self._body_timeout_s, self._write_timeout_s = settings.body_timeout_s, settings.write_timeout_s
         self._messages: asyncio.Queue[_Message | _End] = asyncio.Queue()
         self._is_serving = self._is_ending = False
+        self._server: asyncio.Task[None] | None = None
         self._socket = web.WebSocketResponse(
             timeout=CLOSE_S,
             autoclose=False,
@@ -137,7 +138,7 @@ class _Socket:
     async def leave(self) -> None:
         """Close the connection, after the response that runs."""
         self._end(_End(WSCloseCode.GOING_AWAY))
-        if not self._is_serving:
+        if self._server is not None and not self._is_serving:
             await asyncio.wait([self._server], timeout=2 * CLOSE_S)
 
     def _release(self) -> None:
@@ -229,14 +230,14 @@ class _Socket:
         request[BODY], request[WIRE], request[CHAIN] = given, wire, self._chain
         previous = given.get("previous_response_id") if isinstance(given, dict) else None
         del message, given  # the handler drops the body before the answer is written
-        self._chain.end("")
         try:
             response = await request.app._handle(request)
         except ConnectionError:
             if (transport := request.transport) is None or transport.is_closing():
                 raise
-            # An unexpected error, which is logged.
+            # The middleware of errors has logged an unexpected error.
             response = web.json_response({"error": {"type": "server_error", "code": "internal"}}, status=500)
+        await self._chain.settle()
         if response.status < 400 or wire.has_begun:
             return
         if type(previous) is str and self._chain.knows(previous):

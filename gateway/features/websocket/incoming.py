@@ -55,7 +55,7 @@ class IncomingMessage:
         )
 
     def complete(self) -> None:
-        """Count no more what has arrived: the message is complete, or the connection is closed."""
+        """Give back the memory: the message is complete, or the connection is closed."""
         self._arrived = 0
         if self._holding is not None:
             self._holding.cancel()

@@ -16,6 +16,7 @@ from openai.types import Batch
 from openai.types.responses import ParsedResponse, ParsedResponseFunctionToolCall, Response, ResponseFunctionToolCall
 
 from tests.outside.clients.results import assert_city, assert_same_vectors
+from tests.outside.environments import Case, Environments
 
 # --- openai -----------------------------------------------------------------------------------------------------------
 # The `openai` SDK: tools in every choice of tools, its streaming helper, and its parser of tools and answers.
@@ -483,3 +484,25 @@ def test_cancel(client: openai.OpenAI) -> None:
     assert {one["error"]["code"] for one in errors} == {"batch_cancelled"}
     assert batch.request_counts is not None
     assert batch.request_counts.completed + len(errors) == 300
+
+
+# --- WebSockets -------------------------------------------------------------------------------------------------------
+# The connection of the SDK, and the session that reads whole responses from it.
+
+
+@pytest.fixture(scope="module")
+def websocket_cases(environments: Environments, demo_url: str) -> dict[str, Case]:
+    return environments.run_python("openai_websocket_program.py", demo_url, ["openai[realtime]==3.52.0"])
+
+
+def test_a_websocket_continues_a_response_that_is_not_stored(websocket_cases: dict[str, Case]) -> None:
+    result = websocket_cases["chain"].value()
+    [(first, tokens), (second, more_tokens)] = result["answers"]
+    assert first == websocket_cases["posted"].value()
+    assert second
+    assert more_tokens > tokens + 20
+    assert result["error"] == ["error", 400, "invalid_value", "temperature"]
+
+
+def test_a_session_over_a_websocket_reads_a_whole_response(websocket_cases: dict[str, Case]) -> None:
+    assert websocket_cases["session"].value() == websocket_cases["posted"].value()

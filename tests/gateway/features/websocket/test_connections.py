@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,10 +19,12 @@ from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.messages import Delta, GenerationRequest, Outcome
 from tests.gateway.api.test_conversation import answering
 from tests.gateway.conftest import Start
-from tests.support.gateway.fake_worker import Steps
+from tests.support.gateway.fake_worker import Steps, emit
 from tests.support.gateway.response_calls import PATH, TOOL, WHOLE, prompt, raw_events
 from tests.support.gateway.response_fixtures import folder, gateway
 from tests.support.gateway.running import MODEL, RunningGateway, raw_request, running_gateway, until
+from tests.support.gateway.seeing import data_url, response, response_part, write_seeing_model
+from tests.support.pictures import noise, saved
 
 __all__ = ["folder", "gateway"]
 
@@ -132,6 +135,21 @@ async def test_a_response_that_is_not_stored_can_be_continued_on_its_connection(
     assert last.count("one") == 3
 
 
+async def test_images_of_a_response_that_is_not_stored_are_seen_again(start_gateway: Start, tmp_path: Path) -> None:
+    gateway = await start_gateway(model=str(write_seeing_model(tmp_path / "test-model")))
+    _, body = response(response_part(image_url=data_url(saved(noise("RGB", 300, 200, 1), "PNG"))))
+    async with gateway.worker(emit([5, 6])) as worker, connected(gateway) as socket:
+        first = (await socket.ask(store=False, input=body["input"]))["response"]
+        second = (await socket.ask(store=False, previous_response_id=first["id"]))["response"]
+        # A stored response keeps the files.
+        third = (await socket.ask(previous_response_id=second["id"]))["response"]
+        fourth = await gateway.post(PATH, {"model": MODEL, "input": "d", "previous_response_id": third["id"]})
+    assert fourth.status == 200
+    digests = [[image.digest for image in request.images] for request in worker.claimed]
+    assert digests == 4 * [digests[0]]
+    assert len(digests[0]) == 1
+
+
 async def test_a_continuation_that_is_refused_ends_the_chain(gateway: RunningGateway) -> None:
     async with gateway.worker(answering("x")), connected(gateway) as socket:
         first = (await socket.ask(store=False))["response"]
@@ -158,8 +176,9 @@ async def test_what_connections_keep_is_bounded(start_gateway: Start, folder: An
             )
             assert event["type"] == "response.completed", event
             ids.append(event["response"]["id"])
-        assert (await first.refused(store=False, previous_response_id=ids[0]))[1] == "previous_response_not_found"
+        # The next message of a connection waits until its last response is kept.
         assert (await third.ask(store=False, previous_response_id=ids[2], truncation="auto"))["type"] == ENDS[0]
+        assert (await first.refused(store=False, previous_response_id=ids[0]))[1] == "previous_response_not_found"
 
 
 # --- the way of a message ---------------------------------------------------------------------------------------------
@@ -197,7 +216,7 @@ async def test_a_message_is_checked_as_a_body(
 ) -> None:
     async with gateway.worker(answering("x")) as worker, connected(gateway) as socket:
         assert await socket.refused(**parameters) == expected
-        # The connection goes on, and takes the parameters that say what is so anyway.
+        # The connection stays open, and takes parameters with the only value that they may have.
         fixed = {"stream": True, "background": False, "generate": True, "stream_id": None}
         assert (await socket.ask(**fixed))["type"] == "response.completed"
     assert len(worker.claimed) == 1
@@ -438,7 +457,7 @@ async def test_keys_and_their_limits_count_for_each_message(start_gateway: Start
         connected(gateway, Authorization=f"Bearer {own}", Idempotency_Key="same") as other,
     ):
         first = (await socket.ask())["response"]
-        # Another tenant reaches neither what is stored nor what a connection keeps.
+        # Another tenant reaches neither stored responses nor those of a connection.
         missing = (400, "previous_response_not_found", "previous_response_id")
         assert await other.refused(previous_response_id=first["id"]) == missing
         unstored = (await socket.ask(store=False, previous_response_id=first["id"]))["response"]
