@@ -184,7 +184,7 @@ def data(event: str) -> Any:
 
 def test_an_error_of_the_gateway_ends_only_the_stream(model: ServedModel) -> None:
     form = ResponseEvents("a" * 32, model, ABOUT_CALL)
-    opening = form.opening()
+    opening = form.opening({})
     [event] = form.failure(ApiError("Internal error.", code="internal"))
     assert data(event) == {
         "type": "error",
