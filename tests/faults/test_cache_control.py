@@ -170,6 +170,7 @@ def test_a_killed_worker_loses_its_pins_and_changes_nothing_that_a_client_was_to
     assert said == undisturbed["content"][0]["text"]
     [end] = [event["usage"] for event in events if event["type"] == "message_delta"]
     assert end == {name: told[name] for name in end}
+    assert events[0]["message"]["usage"] == told | {"output_tokens": 0}
     assert caller.usage()["cache_creation_tokens"] == 2 * created
     # The second worker computed the prompt, and pinned it. The first call left nothing there.
     assert second.pinned * BLOCK == created
