@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import time
 from typing import Any
 
 import openai
 import pytest
 
-from quire.gateway.api.responses.compaction import Compaction
-from quire.gateway.api.responses.items import MAX_ITEMS, read_items, shown_to_model
 from quire.shared.accounts.limits import AccountLimits
 from quire.shared.protocol.messages import GenerationRequest
 from tests.gateway.api.test_conversation import answering
@@ -119,18 +116,6 @@ async def test_a_prompt_over_the_threshold_is_compacted_before_the_answer(
     assert len(set(prompts)) == 1
     assert prompts[0].startswith(seen.removesuffix("<|im_start|>assistant\n"))
     assert "assistant\nFine." in prompts[0]
-
-
-def test_the_time_of_an_input_grows_with_its_length() -> None:
-    """The event loop waits for it: 10,000 items took seconds when each compaction looked at all items before it."""
-    content = Compaction("so far", [{"type": "message", "role": "user", "content": "Hello"}]).encode()
-    half = MAX_ITEMS // 2
-    given = [{"role": "developer", "content": "x"}] * half
-    items = read_items("input", [*given, *[{"type": "compaction", "encrypted_content": content}] * half])
-    since = time.process_time()
-    shown = shown_to_model(items)
-    assert time.process_time() - since < 1
-    assert [item["role"] for item in shown] == ["developer"] * half + ["user"] * 2
 
 
 async def test_the_last_step_of_a_tool_loop_stays_whole(gateway: RunningGateway, client: Any) -> None:
