@@ -21,7 +21,7 @@ from quire.ops.local.preconditions import redis_of
 from quire.ops.local.progress import Progress
 from quire.ops.paths import resolve_state_dir
 from quire.shared.config.command_line import CommandError
-from quire.shared.model.folder import GGUF, find_gguf, is_gguf
+from quire.shared.model.folder import GGUF, gguf_files, gguf_name, is_gguf
 from quire.shared.model.model_argument import resolve_model
 from quire.shared.model.naming import is_served_name
 from quire.shared.process.errors import StartError
@@ -80,7 +80,7 @@ def _list(settings: ModelsOfFolder, folder: Path, hosted: Mapping[str, HostedMod
 
 def _row(entry: FolderEntry, hosted: HostedModel | None) -> dict[str, Any]:
     """Return what the list says of a model; its names are those of the JSON."""
-    fault = entry.fault or (hosted.reason if hosted else "") or _examined(entry.path)
+    fault = entry.fault or (hosted.reason if hosted else "") or _examined(entry.place)
     return {
         "name": entry.name,
         "bytes": entry.size,
@@ -109,17 +109,16 @@ def _entries(folder: Path) -> dict[str, FolderEntry]:
         raise CommandError(f"--models-dir {folder} cannot be read: {error.strerror}") from error
 
 
-def _examined(path: Path) -> str:
+def _examined(place: Path) -> str:
     """Return why a worker would refuse a model by its configuration and tokenizer; empty if it would not."""
     from quire.shared.protocol.registered_files import read_files
     from quire.worker.models.choice import choose_model
 
-    place = find_gguf(path) or path if path.is_dir() else path
     try:
         choose_model(place)
         read_files(place)
     except StartError as error:
-        return str(error).replace(f"{path.parent}{os.sep}", "")
+        return str(error).replace(f"{place.parent}{os.sep}", "")
     return ""
 
 
@@ -154,9 +153,10 @@ def _add(settings: AddModel, folder: Path) -> int:
     resolved = resolve_model(settings.model)
     is_local = Path(resolved).exists()
     source = Path(resolved) if is_local else _download(resolved)
-    suffix = GGUF if is_gguf(source) else ""
+    parts = gguf_files(source) if is_gguf(source) else []
+    suffix = GGUF if len(parts) == 1 else ""  # the parts of a split model are in a folder
     given = Path(settings.model).expanduser()
-    found = (given.stem if is_gguf(given) else given.resolve().name) if is_local else resolved.rpartition("/")[2]
+    found = (gguf_name(given) if is_gguf(given) else given.resolve().name) if is_local else resolved.rpartition("/")[2]
     name = settings.name or found
     if not is_served_name(name) or "/" in name or name.startswith(HIDDEN):
         raise CommandError(
@@ -170,10 +170,10 @@ def _add(settings: AddModel, folder: Path) -> int:
     target = folder / f"{name}{suffix}"
     try:
         if settings.mode == "link" or (settings.mode == "auto" and not is_local):
-            target.symlink_to(source)
+            _link(source, parts, target)
             done = f"linked to {source}"
         else:
-            _copy(source, target, name)
+            _copy(_copied_files(source, parts), target, name)
             done = f"copied from {source}"
     except OSError as error:
         raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
@@ -191,9 +191,20 @@ def _download(model: str) -> Path:
         raise CommandError(str(error)) from error
 
 
-def _copy(source: Path, target: Path, name: str) -> None:
-    """Copy the files that are read under a hidden name, and rename them when all are there."""
-    files = _copied_files(source)
+def _link(source: Path, parts: Sequence[Path], target: Path) -> None:
+    if len(parts) < 2:
+        target.symlink_to(source)
+        return
+    draft = target.with_name(f"{HIDDEN}adding-{target.name}")
+    _delete(draft)  # of a command that was broken off
+    draft.mkdir()
+    for part in parts:
+        (draft / part.name).symlink_to(part)
+    draft.rename(target)
+
+
+def _copy(files: Mapping[str, Path], target: Path, name: str) -> None:
+    """Copy files under a hidden name, and rename them when all are there."""
     total = sum(file.stat().st_size for file in files.values())
     free = shutil.disk_usage(target.parent).free
     if total > free:
@@ -218,10 +229,10 @@ def _copy(source: Path, target: Path, name: str) -> None:
         progress.clear()
 
 
-def _copied_files(source: Path) -> dict[str, Path]:
-    """Return the files of a model by their place in its folder; a GGUF file has an empty place."""
-    if source.is_file():
-        return {"": source}
+def _copied_files(source: Path, parts: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of a model by their place in its folder; a whole GGUF file has an empty place."""
+    if parts:
+        return {part.name if len(parts) > 1 else "": part for part in parts}
     from quire.worker.models.files.loader import DOWNLOADED, NOT_DOWNLOADED
 
     files = {path.relative_to(source).as_posix(): path for path in sorted(source.rglob("*")) if path.is_file()}
@@ -253,11 +264,14 @@ def _remove(settings: RemoveModel, folder: Path, hosted: Mapping[str, HostedMode
         if input(f"Delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
-    gone = entry.path.with_name(f"{HIDDEN}removed-{entry.path.name}")
     try:
-        _delete(gone)
-        entry.path.rename(gone)  # at once: a worker never finds half of a model
-        _delete(gone)
+        # Of a split model the first part goes first, since it is the model.
+        for path in gguf_files(entry.path) if is_gguf(entry.path) else [entry.path]:
+            gone = path.with_name(f"{HIDDEN}removed-{path.name}")
+            _delete(gone)
+            if os.path.lexists(path):  # a part may be missing
+                path.rename(gone)  # at once: a worker never finds half of a model
+            _delete(gone)
     except OSError as error:
         raise CommandError(f"{entry.path} cannot be removed: {error.strerror or error}") from error
     is_loaded = settings.name in hosted and hosted[settings.name].state in ("loaded", "loading")

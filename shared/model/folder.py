@@ -94,6 +94,11 @@ def gguf_name(path: Path) -> str:
     return model_stem(path)
 
 
+def gguf_files(path: Path) -> list[Path]:
+    """Return the files of the model in a GGUF file: all parts of a split one, of which some may be missing."""
+    return part_paths(path)
+
+
 def find_gguf(folder: Path) -> Path | None:
     """Return the GGUF file of a folder that holds one in place of `config.json`; None for other folders."""
     names = _gguf_names(folder)

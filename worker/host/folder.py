@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.shared.model.files import read_json
-from quire.shared.model.folder import CONFIG, INDEX, WEIGHTS, find_fault, find_gguf, is_gguf, weights_fault
+from quire.shared.model.folder import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    find_fault,
+    find_gguf,
+    gguf_files,
+    gguf_name,
+    is_gguf,
+    weights_fault,
+)
 from quire.shared.model.naming import is_served_name
 from quire.shared.process.errors import StartError
 from quire.shared.protocol.messages.host_card import MAX_HOSTED
 
 # Entries of other names are never models: a model that is being copied or removed has such a name.
 HIDDEN = "."
+# Ends of the names of files that a worker reads, and the most of them that are looked at.
+READ, MAX_FILES = (".gguf", ".jinja", ".json", ".model", ".safetensors", ".txt"), 2000
 
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
     """A model of the folder.
 
-    name: for clients, and of the lane. path: of the model folder or GGUF file, below the folder. size: bytes of the
-    weights. architecture: as the model declares it. fault: why it cannot be served; empty if nothing is known against
-    it. stamp: changes with the files.
+    name: for clients, and of the lane. path: of the entry; of a split GGUF file the first part. place: the GGUF file in
+    a folder, else `path`. size: bytes of the weights. architecture: as the model declares it. fault: why it cannot be
+    served; empty if nothing is known against it. stamp: changes with the files.
     """
 
     name: str
     path: Path
+    place: Path
     size: int
     architecture: str
     fault: str
@@ -49,7 +61,7 @@ def scan(folder: Path, known: Mapping[str, FolderEntry]) -> dict[str, FolderEntr
         old = known.get(name)
         if name in found:
             what = f"{path.name}: {found[name].path.name} has the same name; rename one of them"
-            found.setdefault(path.name, FolderEntry(path.name, path, 0, "", what, stamp))
+            found.setdefault(path.name, FolderEntry(path.name, path, path, 0, "", what, stamp))
         elif old is not None and (old.path, old.stamp) == (path, stamp):
             found[name] = old
         elif len(found) < MAX_HOSTED:
@@ -59,18 +71,22 @@ def scan(folder: Path, known: Mapping[str, FolderEntry]) -> dict[str, FolderEntr
 
 def model_name(path: Path) -> str:
     """Return the name of the model at a path of the folder: that of the entry, not of what a link leads to."""
-    return path.stem if is_gguf(path) else path.name
+    return gguf_name(path) if is_gguf(path) else path.name
 
 
 def _may_be_model(path: Path) -> bool:
-    return path.is_dir() or is_gguf(path)
+    """Return whether an entry may be a model. A part of a split model is none if the first part is there."""
+    return path.is_dir() or (is_gguf(path) and not (path != (first := gguf_files(path)[0]) and first.is_file()))
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return a number for each file of an entry that changes with it."""
+    """Return numbers that change with the files of an entry, also while they are being copied."""
     stamp = []
-    places = (path, path / CONFIG, path / INDEX, path / WEIGHTS) if path.is_dir() else (path,)
-    for place in places:
+    try:
+        files = [file for file in sorted(path.iterdir()) if file.suffix in READ] if path.is_dir() else gguf_files(path)
+    except OSError:
+        files = []
+    for place in (path, *files[:MAX_FILES]):
         try:
             stat = place.stat()
         except OSError:
@@ -85,8 +101,8 @@ def _read(name: str, path: Path, stamp: tuple[int, ...]) -> FolderEntry:
         place = find_gguf(path) or path if path.is_dir() else path
         size, architecture, fault = _weights_size(place), _architecture(place), _fault(name, place)
     except OSError as error:
-        size, architecture, fault = 0, "", f"{path.name} cannot be read: {error}"
-    return FolderEntry(name, path, size, architecture, fault.replace(f"{path.parent}{os.sep}", ""), stamp)
+        place, size, architecture, fault = path, 0, "", f"{path.name} cannot be read: {error}"
+    return FolderEntry(name, path, place, size, architecture, fault.replace(f"{path.parent}{os.sep}", ""), stamp)
 
 
 def _fault(name: str, place: Path) -> str:
@@ -116,13 +132,13 @@ def _architecture(place: Path) -> str:
 def _weights_size(place: Path) -> int:
     """Return the bytes of the weights that a worker reads: of the files that the index names, if there is one."""
     if is_gguf(place):
-        return place.stat().st_size
-    index = place / INDEX
-    names = {WEIGHTS}
-    if not (place / WEIGHTS).is_file() and index.is_file():
+        files = gguf_files(place)
+    elif (place / WEIGHTS).is_file():
+        files = [place / WEIGHTS]
+    else:
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            names = set(read_json(place / INDEX)["weight_map"].values())
+        except (StartError, KeyError, TypeError, AttributeError):
             return 0
-    files = [place / name for name in names if isinstance(name, str)]
+        files = [place / name for name in names if isinstance(name, str)]
     return sum(file.stat().st_size for file in files if file.is_file())

@@ -222,7 +222,7 @@ class ModelHost:
 
     async def _register(self, entry: FolderEntry, *, replaces: bool) -> ModelManifest:
         """Register a model with its files, of which none stays in memory. Raise StartError for files that are wrong."""
-        files = await asyncio.to_thread(read_files, entry.path)
+        files = await asyncio.to_thread(read_files, entry.place)
         manifest = manifest_of(entry.name, (), files)
         try:
             await self._registry.register(manifest, files, replaces=replaces)

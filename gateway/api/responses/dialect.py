@@ -15,7 +15,14 @@ from quire.gateway.api.request_limits import RequestLimits
 from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
 from quire.gateway.api.responses.chain import Chain
 from quire.gateway.api.responses.events import START, ResponseEvents
-from quire.gateway.api.responses.images import digests_of, files_of, read_images, set_images, stored_items
+from quire.gateway.api.responses.images import (
+    check_stored,
+    digests_of,
+    files_of,
+    read_images,
+    set_images,
+    stored_items,
+)
 from quire.gateway.api.responses.items import Item, with_own_ids
 from quire.gateway.api.responses.query import read_place, wrong_place
 from quire.gateway.api.responses.request import ResponseRequest, read_request
@@ -259,12 +266,11 @@ class ResponseDialect(Dialect):
 
     def _written(self, request: ResponseRequest, items: Sequence[Item]) -> bytes:
         """Return the conversation as it is stored. Raises InvalidRequest if it is too long."""
-        data = json.dumps(stored_items(items), ensure_ascii=False, separators=(",", ":")).encode()
+        name = "previous_response_id" if request.previous else "conversation" if request.conversation_id else "input"
+        check_stored(name, stored := stored_items(items))
+        data = json.dumps(stored, ensure_ascii=False, separators=(",", ":")).encode()
         limit = self._storage.conversation_bytes
         if len(data) > limit:
-            name = (
-                "previous_response_id" if request.previous else "conversation" if request.conversation_id else "input"
-            )
             raise refused(
                 name,
                 f"{name} makes a conversation of {len(data)} bytes; at most {limit} are stored (this server's setting "

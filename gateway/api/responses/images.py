@@ -11,11 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.gateway.api.responses.items import IMAGE, WHERE, Item
+from quire.gateway.errors.api_errors import refused
 from quire.gateway.features.images.images import PREVIOUS, Image
 from quire.gateway.model.renderer import Renderer
 
 FILE = "file"
 _DATA = "data:"
+# Different images of a stored conversation. Redis takes time for each, and Lua no more than some 8000 arguments.
+MAX_STORED_IMAGES = 2000
 
 
 def image_parts(items: Iterable[Item]) -> list[dict[str, Any]]:
@@ -48,6 +51,17 @@ def files_of(items: Iterable[Item]) -> dict[str, bytes]:
 def digests_of(items: Iterable[Item]) -> list[str]:
     """Return the digests of the files of stored items."""
     return [part[FILE]["digest"] for part in image_parts(items) if FILE in part]
+
+
+def check_stored(name: str, items: Iterable[Item]) -> None:
+    """Raise InvalidRequest if stored items have too many images. name: of the parameter."""
+    count = len(set(digests_of(items)))
+    if count > MAX_STORED_IMAGES:
+        raise refused(
+            name,
+            f"{name} makes a conversation of {count} images; at most {MAX_STORED_IMAGES} are stored. Send store: "
+            "false, or begin a new conversation.",
+        )
 
 
 def stored_bytes(items: Iterable[Item]) -> int:

@@ -292,13 +292,14 @@ def shown_to_model(items: Sequence[Item]) -> list[Item]:
     A compaction that keeps items replaces all items before it but the messages of the system at the beginning.
     """
     found: list[Item] = []
+    head = head_of(items)  # also of what was found: a summary is a message of the user
     for item in items:
         if item["type"] != COMPACTION:
             found.append(item)
             continue
         compaction = Compaction.read("input", item["encrypted_content"])
         if compaction.kept is not None:
-            found = found[: head_of(found)]
+            del found[head:]
         found += [summary_message(compaction.summary), *(compaction.kept or ())]
     return found
 

@@ -59,6 +59,12 @@ def read_page(request: web.Request) -> PageQuery:
     return ITEMS.page(_only(request, ITEMS.names))
 
 
+def read_item(request: web.Request) -> bool:
+    """Return whether a query for one item asks for the URLs of images. Raises InvalidRequest."""
+    _only(request, ())
+    return shows_images(request)
+
+
 def shows_images(request: web.Request) -> bool:
     """Return whether a query asks for the URLs of images."""
     return any(name in _INCLUDE and value == IMAGE_URLS for name, value in request.query.items())

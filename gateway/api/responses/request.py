@@ -95,11 +95,12 @@ class ResponseRequest:
 
     def following(self, before: Sequence[Item]) -> ResponseRequest:
         """Return the call with the tools of the conversation that it continues. Raises InvalidRequest."""
-        tools = GivenTools()
-        for item in before:
-            if item["type"] == ADDITIONAL_TOOLS:
-                tools = tools.followed_by(read_response_tools("previous_response_id.tools", item["tools"]))
-        request = replace(self, tools=tools.followed_by(self.tools))
+        earlier = [
+            read_response_tools("previous_response_id.tools", item["tools"])
+            for item in before
+            if item["type"] == ADDITIONAL_TOOLS
+        ]
+        request = replace(self, tools=GivenTools.merged([*earlier, self.tools]))
         check_choice(request.tools.tools, request.choice)
         _check_allowed(request.tools, _choice(self.given))
         return request
@@ -205,10 +206,12 @@ def read_request(body: dict[str, Any], limits: RequestLimits, template: ChatTemp
     left_out: list[tuple[str, str]] = []
     value, compacts = without_trigger(body.get("input") or [])
     items = read_items("input", value, left_out)
-    tools: GivenTools = given.get("tools") or GivenTools()
-    for index, item in enumerate(value if type(value) is list else ()):
-        if item.get("type") == ADDITIONAL_TOOLS:
-            tools = tools.followed_by(read_response_tools(f"input[{index}].tools", item["tools"]))
+    places = [
+        read_response_tools(f"input[{index}].tools", item["tools"])
+        for index, item in enumerate(value if type(value) is list else ())
+        if item.get("type") == ADDITIONAL_TOOLS
+    ]
+    tools = GivenTools.merged([given.get("tools") or GivenTools(), *places])
     tool_choice = _choice(given).choice._replace(parallel=given.get("parallel_tool_calls", True))
     skipped = (*left_out, *_skipped(given, tools), *_unknown_variables(given, template))
     request = ResponseRequest(

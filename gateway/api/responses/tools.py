@@ -7,7 +7,7 @@ agent. The functions of a namespace reach the model under flat names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -71,19 +71,31 @@ class GivenTools:
 
     def echo(self) -> list[dict[str, Any]]:
         """Return the functions in the form of the answer."""
-        echoes = [function.echo for function in self.functions if not function.name.namespace]
-        for namespace, description in self.namespaces.items():
-            inner = [function.echo for function in self.functions if function.name.namespace == namespace]
-            echoes.append({"type": NAMESPACE, "name": namespace, "description": description, "tools": inner})
-        return echoes
+        inner: dict[str, list[dict[str, Any]]] = {"": [], **{namespace: [] for namespace in self.namespaces}}
+        for function in self.functions:
+            inner[function.name.namespace].append(function.echo)
+        return inner[""] + [
+            {"type": NAMESPACE, "name": namespace, "description": description, "tools": inner[namespace]}
+            for namespace, description in self.namespaces.items()
+        ]
 
-    def followed_by(self, later: GivenTools) -> GivenTools:
-        """Return the tools of two places of a call. A later function replaces one of the same name and namespace."""
-        names = {function.name for function in later.functions}
-        kept = [function for function in self.functions if function.name not in names]
-        functions = (*kept, *later.functions)
-        _check_names(functions)
-        return GivenTools(functions, {**self.namespaces, **later.namespaces}, (*self.skipped, *later.skipped))
+    @classmethod
+    def merged(cls, places: Iterable[GivenTools]) -> GivenTools:
+        """Return the tools of several places of a call. A later function replaces one of the same name and namespace.
+
+        Raises InvalidRequest.
+        """
+        functions: dict[FunctionName, GivenFunction] = {}
+        namespaces: dict[str, str] = {}
+        skipped: list[tuple[str, str]] = []
+        for tools in places:
+            for function in tools.functions:
+                functions.pop(function.name, None)
+                functions[function.name] = function
+            namespaces.update(tools.namespaces)
+            skipped += tools.skipped
+        _check_names(found := tuple(functions.values()))
+        return cls(found, namespaces, tuple(skipped))
 
 
 def read_response_tools(name: str, value: Any) -> GivenTools:

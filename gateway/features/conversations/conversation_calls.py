@@ -26,6 +26,7 @@ from quire.gateway.api.paging import PageQuery
 from quire.gateway.api.parameters import read
 from quire.gateway.api.parsing import read_object
 from quire.gateway.api.responses.images import (
+    check_stored,
     digests_of,
     files_of,
     read_images,
@@ -35,7 +36,7 @@ from quire.gateway.api.responses.images import (
     stored_items,
 )
 from quire.gateway.api.responses.items import MAX_ITEMS, Item, with_own_ids
-from quire.gateway.api.responses.query import index_of, read_page, shows_images
+from quire.gateway.api.responses.query import index_of, read_item, read_page, shows_images
 from quire.gateway.api.responses.store import DIALECT, ResponseStore, output_of
 from quire.gateway.api.resume import read_call_id
 from quire.gateway.errors.api_errors import BrokerDown, NotFound, conversation_locked, refused
@@ -183,6 +184,8 @@ class ConversationStore:
             )
         if is_more and len(items) > MAX_ITEMS:
             raise refused("items", f"A conversation has at most {MAX_ITEMS} items, and would have {len(items)}.")
+        if is_more:
+            check_stored("items", items)
         new = replace(kept, items=await _packed(items))
         write = partial(gateway.broker.write_conversation, new, new_id(), settings.response_retention_s)
         named: dict[str, bytes | None] = {**dict.fromkeys(digests_of(items)), **files}
@@ -299,11 +302,11 @@ async def add_items(gateway: Gateway, request: web.Request) -> web.StreamRespons
 
 async def retrieve_item(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     """GET /v1/conversations/{id}/items/{item_id}: one item."""
-    store = _store(gateway, request)
+    shows, store = read_item(request), _store(gateway, request)
     kept = await store.read(request.match_info["id"])
     items = await _items(kept)
     page, files = [items[_place(items, request)]], None
-    if shows_images(request):
+    if shows:
         await hold_body(request, shown_bytes(page), gateway.settings.body_timeout_s)
         files = await store.files(kept, shown_digests(page))
     return web.json_response(shown_items(page, files)[0])

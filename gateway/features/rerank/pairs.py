@@ -15,7 +15,7 @@ from quire.shared.text.chat_template import TemplateFailure
 from quire.shared.text.control_tokens import pieces
 from quire.shared.text.panics import faults_as
 
-# The prompts of a call have at most this many characters together: each of them repeats the query.
+# The prompts of a call have at most this many characters together: each repeats the query and the instruction.
 MAX_CHARACTERS = 16 * 1024 * 1024
 # Attempts at cutting a document so that its prompt has the wanted length: texts around a cut may join to other tokens.
 ATTEMPTS = 4
@@ -48,7 +48,12 @@ class PairTokenizer:
 
     def prompts(self, pairs: Sequence[TextPair]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair. Raises InvalidRequest."""
-        _check_characters(pairs)
+        if (count := self.characters(pairs)) > MAX_CHARACTERS:
+            raise refused(
+                pairs[0].name.partition("[")[0],
+                f"The prompts have {count} characters, since each repeats its query and the instruction, and one call "
+                f"may have {MAX_CHARACTERS}; send the documents in several calls.",
+            )
         pairs, found = self._bounded(pairs), []
         for pair, ids in zip(pairs, self._encoded(pairs), strict=True):
             kept = self._cut(pair, ids) if len(ids) > (self.kept or self.context) else ids
@@ -56,6 +61,10 @@ class PairTokenizer:
                 raise refused(pair.name, f"{pair.name} makes an empty prompt.", code="empty_prompt")
             found.append(tuple(kept))
         return found
+
+    def characters(self, pairs: Sequence[TextPair]) -> int:
+        """Return the number of characters of the texts in all prompts."""
+        return sum(len(pair.query) + len(pair.document) + len(self.instruction) for pair in pairs)
 
     def _bounded(self, pairs: Sequence[TextPair]) -> list[TextPair]:
         """Cut the texts to `most_query` and `most_document` tokens."""
@@ -136,13 +145,3 @@ def _end_of(encoding: Encoding, count: int) -> int:
     if count >= len(encoding.ids):
         return encoding.offsets[-1][1] if encoding.offsets else 0
     return min(encoding.offsets[count - 1][1], encoding.offsets[count][0])
-
-
-def _check_characters(pairs: Sequence[TextPair]) -> None:
-    count = sum(len(pair.query) + len(pair.document) for pair in pairs)
-    if count > MAX_CHARACTERS:
-        raise refused(
-            pairs[0].name.partition("[")[0],
-            f"The prompts have {count} characters, since each repeats its query, and one call may have "
-            f"{MAX_CHARACTERS}; send the documents in several calls.",
-        )

@@ -133,8 +133,7 @@ class _PairDialect(Dialect):
             given.get("max_tokens_per_query", 0),
             given.get("max_tokens_per_doc", 0),
         )
-        size = sum(len(pair.query) + len(pair.document) for pair in pairs)
-        prompts = await renderer.run(size, tokenizer.prompts, pairs)
+        prompts = await renderer.run(tokenizer.characters(pairs), tokenizer.prompts, pairs)
         for pair, prompt in zip(pairs, prompts, strict=True):
             limits.check_vocabulary(pair.name, prompt)
         form = self.pooled_form(given, ScoreForm(scoring, given.get("use_activation", True)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
+import gguf
 import pytest
 
 from quire.ops.cli.model_folder import run
 from quire.ops.cli.settings import AddModel, ListModels, RemoveModel
 from quire.ops.paths import PROJECT_ROOT
+from quire.ops.tools.gguf_writer import write_gguf
 from quire.shared.config.command_line import CommandError
 from quire.shared.protocol.broker.hosts import HostRegistry
 from quire.shared.protocol.messages.host_card import HostCard, HostedModel, HostState
@@ -51,6 +54,28 @@ def test_what_is_added_is_copied_without_files_that_no_worker_reads(folder: Path
     assert remove(folder, "linked") == remove(folder, "source") == 0
     assert list(folder.iterdir()) == []
     assert (source / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("mode", ["copy", "link"])
+def test_a_split_model_is_added_and_removed_with_all_parts(
+    folder: Path, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gguf, "GGUFWriter", partial(gguf.GGUFWriter, split_max_tensors=30))
+    write_gguf(DEMO, tmp_path / "story.gguf", "Q8_0")
+    parts = sorted(tmp_path.glob("story-*.gguf"))
+    assert len(parts) > 1
+    assert add(folder, parts[0], mode=mode) == add(folder, parts[0], "other", mode) == 0
+    for part in parts:  # as somebody may have put them there
+        shutil.copy(part, folder / part.name.replace("story", "loose"))
+    run(ListModels(models_dir=str(folder), redis_url="redis://127.0.0.1:1/0", json=True), {})
+    rows = json.loads(capsys.readouterr().out.partition("\n")[2].partition("\n")[2])
+    size = sum(part.stat().st_size for part in parts)
+    assert {row["name"]: (row["bytes"], row["reason"]) for row in rows} == dict.fromkeys(
+        ("loose", "other", "story"), (size, None)
+    )
+    assert remove(folder, "story") == remove(folder, "other") == remove(folder, "loose") == 0
+    assert list(folder.iterdir()) == []
+    assert all(part.exists() for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from quire.ops.cli.settings import ServeSettings
 from quire.ops.local.services import Services
+from quire.ops.tools.gguf_writer import write_gguf
 from quire.shared.config.command_line import CommandError
 from tests.conftest import StartQuire, children_of, has_ended
 from tests.support.checkpoints import make_checkpoint
@@ -19,8 +20,9 @@ from tests.support.checkpoints import make_checkpoint
 @pytest.mark.timeout(240)
 def test_one_command_serves_a_folder_one_model_at_a_time(start_quire: StartQuire, tmp_path: Path) -> None:
     folder = tmp_path / "models"
-    for seed, name in enumerate(("one", "two")):
-        make_checkpoint(folder / name, "llama", seed=seed)
+    make_checkpoint(folder / "one", "llama")
+    (folder / "two").mkdir()
+    write_gguf(make_checkpoint(tmp_path / "other", "llama", seed=1), folder / "two" / "model.gguf")
     flags = ("--models-dir", str(folder), "--port", "0", "--state-dir", str(tmp_path / "state"), "--device", "cpu")
     server = start_quire("serve", *flags, environ={"QUIRE_DTYPE": "float32"})
     url = server.wait_ready()

@@ -48,6 +48,30 @@ def test_an_entry_is_read_again_when_its_files_have_changed(tmp_path: Path) -> N
     assert (after["b"].size, before["b"].size > 5) == (5, True)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-00002-of-00002.safetensors", "model.gguf"])
+def test_an_entry_that_was_found_during_its_copy_is_read_again(tmp_path: Path, name: str) -> None:
+    """The last bytes of a file change neither the folder nor the files before it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_bytes(b"GG")
+    before = scan(tmp_path, {})
+    with (tmp_path / "a" / name).open("ab") as file:
+        file.write(b"UF")
+    assert scan(tmp_path, before)["a"] is not before["a"]
+
+
+def test_the_parts_of_a_split_model_are_one_entry(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for place in (tmp_path, tmp_path / "in"):
+        for number, size in ((1, 10), (2, 20)):
+            (place / f"model-{number:05}-of-00002.gguf").write_bytes(bytes(size))
+    (tmp_path / "other-00002-of-00002.gguf").touch()
+    found = scan(tmp_path, {})
+    assert {name: entry.size for name, entry in found.items()} == {"in": 30, "model": 30, "other": 0}
+    assert found["in"].place == tmp_path / "in" / "model-00001-of-00002.gguf"
+    (tmp_path / "model-00002-of-00002.gguf").write_bytes(bytes(25))
+    assert scan(tmp_path, found)["model"].size == 35
+
+
 def test_shards_count_as_the_index_names_them(tmp_path: Path) -> None:
     folder = tmp_path / "sharded"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.items import droppable, messages_of, read_items, without_oldest
+from quire.gateway.api.responses.compaction import Compaction
+from quire.gateway.api.responses.items import (
+    MAX_ITEMS,
+    droppable,
+    messages_of,
+    read_items,
+    shown_to_model,
+    without_oldest,
+)
 from quire.gateway.api.responses.parameters import REFUSED, RESPONSES
 from quire.gateway.api.responses.request import read_request
 from quire.gateway.api.responses.tools import (
@@ -362,6 +371,26 @@ def test_additional_tools_are_no_message() -> None:
     assert read_items("input", [item]) == [item]
 
 
+@pytest.mark.parametrize("kind", ["compaction", "additional_tools"])
+def test_the_time_of_an_input_grows_with_its_length(kind: str) -> None:
+    """The event loop waits for it. With each item looking at those before it, these took 3 and 30 seconds."""
+    half = MAX_ITEMS // 2
+    content = Compaction("so far", [{"type": "message", "role": "user", "content": "Hello"}]).encode()
+    item = {
+        "compaction": {"type": kind, "encrypted_content": content},
+        "additional_tools": {"type": kind, "role": "developer", "tools": [TOOL, *[{"type": "x"}] * 40]},
+    }[kind]
+    body = {"model": MODEL, "input": [{"role": "developer", "content": "x"}] * half + [item] * half}
+    since = time.process_time()
+    request = read_request(body, LIMITS)
+    shown = shown_to_model(request.items)
+    assert time.process_time() - since < 2.5
+    if kind == "compaction":
+        assert [item["role"] for item in shown] == ["developer"] * half + ["user"] * 2
+    else:
+        assert (len(request.tools.functions), len(request.skipped)) == (1, 40 * half)
+
+
 def test_the_oldest_items_are_dropped_with_the_outputs_of_dropped_calls() -> None:
     items = read_items("input", [{"role": "system", "content": "s"}, user("a"), CALL, OUTPUT, user("b"), user("c")])
     assert droppable(items) == 4
@@ -421,7 +450,8 @@ def test_the_functions_of_a_namespace_have_flat_names_for_the_model() -> None:
 def test_later_tools_replace_those_of_the_same_name() -> None:
     first = read_response_tools("tools", [space("n", "f"), FUNCTION])
     changed = {"type": "function", "name": "f", "description": "new"}
-    both = first.followed_by(read_response_tools("input[0].tools", [space("n", "g"), changed, {"type": "mcp"}]))
+    later = read_response_tools("input[0].tools", [space("n", "g"), changed, {"type": "mcp"}])
+    both = GivenTools.merged([first, later])
     assert [(one.tool.name, one.place) for one in both.functions] == [
         ("n__f", "tools[0].tools[0]"),
         ("n__g", "input[0].tools[0].tools[0]"),
@@ -429,9 +459,9 @@ def test_later_tools_replace_those_of_the_same_name() -> None:
     ]
     assert [one["name"] for one in both.echo()[-1]["tools"]] == ["f", "g"]
     assert [name for name, _ in both.skipped] == ["input[0].tools[2]"]
-    assert GivenTools().followed_by(first) == first
+    assert GivenTools.merged([first]) == first
     with pytest.raises(InvalidRequest, match="another tool"):
-        first.followed_by(read_response_tools("input[0].tools", [{"type": "function", "name": "n__f"}]))
+        GivenTools.merged([first, read_response_tools("input[0].tools", [{"type": "function", "name": "n__f"}])])
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ async def test_a_conversation_is_created_changed_and_deleted(gateway: RunningGat
     all_items = await listed(client, conversation)
     assert texts(all_items) == [("developer", "Be kind."), ("user", "Hello"), *texts(added.data)]
     one = await client.conversations.items.retrieve(all_items[1].id, conversation_id=conversation.id)
+    wrong = await gateway.get(f"/v1/conversations/{conversation.id}/items/{one.id}?include=all")
+    assert (wrong.status, wrong.error["param"]) == (400, "include")
     assert one == all_items[1]
     after = await client.conversations.items.delete(one.id, conversation_id=conversation.id)
     assert after.id == conversation.id

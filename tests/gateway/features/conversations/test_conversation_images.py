@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from quire.gateway.api.responses import images as stored
 from tests.gateway.api.responses.test_stored_images import KEYS, OTHER, PICTURE, SCRIPT, URLS, digests, hashed, images
 from tests.gateway.conftest import Start
 from tests.support.gateway.running import MODEL, RunningGateway
@@ -55,6 +56,23 @@ async def test_a_conversation_keeps_its_images(gateway: RunningGateway) -> None:
         assert await images(redis) == []
     for shown_item in (item.to_dict(), compacted.json["output"][0]):
         assert shown_item["content"][0]["image_url"] == data_url(PICTURE)
+
+
+async def test_a_conversation_has_a_bounded_number_of_images(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "MAX_STORED_IMAGES", 1)
+    async with gateway.openai() as client:
+        conversation: Any = await client.conversations.create(items=[shown(PICTURE)])
+        name = f"/v1/conversations/{conversation.id}/items"
+        assert (await gateway.post(name, {"items": [shown(PICTURE)]})).status == 200
+        calls = [(name, {"items": [shown(OTHER)]}, "items")]
+        asked = {"model": MODEL, "input": [shown(OTHER)], "conversation": conversation.id}
+        calls.append(("/v1/responses", asked, "conversation"))
+        for path, body, param in calls:
+            reply = await gateway.post(path, body)
+            assert (reply.status, reply.error["param"]) == (400, param)
+            assert "2 images; at most 1" in reply.error["message"]
 
 
 async def test_an_image_in_the_last_step_is_seen_once(gateway: RunningGateway) -> None:

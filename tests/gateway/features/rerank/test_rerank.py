@@ -218,8 +218,13 @@ async def test_texts_that_make_no_pairs_are_refused(ranker: RunningGateway, give
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-async def test_a_query_that_is_repeated_too_often_is_refused_before_it_is_tokenized(ranker: RunningGateway) -> None:
-    reply = await rerank(ranker, query="a" * 2**20, documents=["b"] * 17)
+@pytest.mark.parametrize(
+    ("given", "count"), [({"query": "a" * 2**20}, 17), ({"query": "a", "instruction": "b" * 2**14}, 2**10)]
+)
+async def test_texts_that_are_repeated_too_often_are_refused_before_they_are_tokenized(
+    ranker: RunningGateway, given: dict[str, Any], count: int
+) -> None:
+    reply = await rerank(ranker, documents=["b"] * count, **given)
     assert (reply.status, reply.error["param"]) == (400, "documents")
     assert "several calls" in reply.error["message"]
 

@@ -15,6 +15,8 @@ from quire.shared.process.errors import CheckpointError
 from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
+from quire.worker.models.files.loader import Weights
+from quire.worker.models.files.lora.adapter import BaseFiles
 from quire.worker.models.native.decoder import Decoder
 from tests.support.adapters import load_adapted, load_base, write_adapter
 from tests.support.checkpoints import make_checkpoint
@@ -164,3 +166,10 @@ def test_changed_files_of_the_model_are_refused(tmp_path: Path) -> None:
     assert model.load_adapter("b", plain, 64).rank == 4  # which needs no base weights
     with pytest.raises(CheckpointError, match="the weights have changed since this worker has read them"):
         model.load_adapter("a", dora, 64)
+    one, two = parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.touch()
+    files = BaseFiles(one, lambda: Weights(path), "", "")
+    two.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="the weights have changed"):
+        files.open()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import quire.kernels
 import quire.worker
+from quire.shared.model.folder import gguf_files
 from quire.worker.engine.limits import EngineLimits
 
 # Files of a checkpoint that are no texts for people.
@@ -47,12 +48,13 @@ def _version(name: str) -> str:
 
 
 def _of_files(place: Path, suffixes: Iterable[str]) -> str:
-    """Digest of the names and contents of the files of a folder with these suffixes; or of one file."""
-    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in suffixes)
+    """Digest of the names and contents of the files of a folder with these suffixes; or of a file with its parts."""
+    is_file = place.is_file()
+    paths = gguf_files(place) if is_file else sorted(path for path in place.rglob("*") if path.suffix in suffixes)
     digest = hashlib.blake2b(digest_size=32)
     with ThreadPoolExecutor(READERS) as pool:
         for path, content in zip(paths, pool.map(_of_file, paths), strict=True):
-            digest.update(f"{path.relative_to(place)}\n".encode() + content)
+            digest.update(f"{'.' if is_file else path.relative_to(place)}\n".encode() + content)
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from quire.shared.model.folder import gguf_files
 from quire.shared.process.errors import CheckpointError
 from quire.worker.models.files.loader import Weights
 
@@ -70,5 +71,5 @@ class BaseWeights:
 
 
 def _versions(path: Path) -> Versions:
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    files = gguf_files(path) if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}

@@ -160,6 +160,16 @@ def test_another_version_of_a_library_or_of_the_code_is_another_fingerprint(
     assert first != fingerprint.fingerprint_of({"kernels": "a"}, path, limits, 100)
 
 
+def test_every_part_of_a_split_model_counts(folder: Path, tmp_path: Path) -> None:
+    limits = make(checkpoint(folder, "llama")).limits
+    one, two = parts = [tmp_path / f"model-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"GGUF")
+    first = fingerprint.fingerprint_of({}, one, limits, 100)
+    two.write_bytes(b"other weights")
+    assert first != fingerprint.fingerprint_of({}, one, limits, 100)
+
+
 @pytest.mark.usefixtures("reading_pays")
 def test_host_memory_alone_keeps_evicted_blocks(folder: Path) -> None:
     path = checkpoint(folder, "llama")
