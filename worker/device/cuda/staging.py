@@ -38,10 +38,10 @@ class StagingField(NamedTuple):
 
 
 class Column(NamedTuple):
-    """The numbers of a column in one step. Fewer than `count` are followed by the filler."""
+    """The numbers of a column in one step. Fewer than `length` are followed by the filler."""
 
     values: np.ndarray
-    count: int = 0
+    length: int = 0
     filler: int = 0
 
 
@@ -79,10 +79,10 @@ class Staging:
         fields, sources, copied = self._hosts[0]
         self._hosts.rotate(-1)
         copied.wait()
-        for name, (values, count, filler) in columns.items():
+        for name, (values, length, filler) in columns.items():
             field = fields[name]
             field[: len(values)] = values
-            field[len(values) : count] = filler
+            field[len(values) : length] = filler
         last = max(map(self._places.__getitem__, columns))
         self._targets[last].copy_(sources[last], non_blocking=True)
         copied.set()
