@@ -33,7 +33,7 @@ from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import SampledTokens, send
 
 # Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
-FILLERS = {"lengths": 1, "slots": NOWHERE, "top_ps": 1}
+FILLERS = {"lengths": 1, "slots": NOWHERE, "temperatures": 1, "top_ps": 1}
 NO_CHANGES = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
 
 
@@ -160,8 +160,9 @@ class DeviceRunner(Runner):
 
     def _draw_columns(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         batch = self.input_batch
+        numbers = uniform(batch.seeds[rows], batch.choices[rows], batch.lengths[rows].astype(np.uint64))
         return {
-            "uniforms": uniform(batch.seeds[rows], batch.choices[rows], batch.lengths[rows].astype(np.uint64)),
+            "uniforms": numbers * batch.is_drawn[rows],
             "temperatures": batch.temperatures[rows],
             "top_ks": batch.top_ks[rows],
             "top_ps": batch.top_ps[rows],
@@ -188,15 +189,10 @@ class DeviceRunner(Runner):
     def _choose_tokens(self, logits: torch.Tensor, draws: bool) -> torch.Tensor:
         """Return one token for each row of logits: the most probable, or one drawn by the staged parameters."""
         ops, count = self.model.ops, len(logits)
-        greedy = ops.argmax(logits)
         if not draws:
-            return greedy
-        temperatures, top_ks, top_ps, min_ps, uniforms = (
-            self._staging.on_device[name][:count] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
-        )
-        is_drawn = temperatures > 0
-        drawn = ops.sample(logits, temperatures.masked_fill(~is_drawn, 1.0), top_ks, top_ps, min_ps, uniforms)
-        return torch.where(is_drawn, drawn, greedy)
+            return ops.argmax(logits)
+        names = ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
+        return ops.sample(logits, *(self._staging.on_device[name][:count] for name in names))
 
     def _store(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the tokens as inputs of the next step, and for `_fetch`."""
