@@ -63,7 +63,7 @@ class Staging:
             field.name: on_device[start:end].view(_TORCH[field.numpy])
             for field, start, end in zip(fields, starts, ends, strict=False)
         }
-        # The bytes that a copy of the columns up to each one writes; below, those that it reads in each buffer of the host.
+        # The bytes that a copy of the columns up to each one writes, and those that it reads in a buffer of the host.
         self._targets = [on_device[:end] for end in ends]
         self._hosts = deque(
             (
