@@ -109,7 +109,8 @@ class AttentionPlan:
         options, only_rows = self.options, tokens <= len(self.seq_lens) and key_ends is None
         call = LayerAttention(q, k_cache, v_cache, scale * LOG2_E, window, out, sinks, softcap, key_ends)
         if not options.invariant:
-            self._attend_rows(call, decode_tiles(d, call.group, q.dtype), 0, only_rows)
+            tiles = decode_tiles(d, call.group, q.dtype, options.large_shared_memory)
+            self._attend_rows(call, tiles, 0, only_rows)
             if not only_rows:
                 tiles = prefill_tiles(d, call.group, q.dtype, window, options.large_shared_memory)
                 self._attend_prompts(call, tiles, 0, 1, fresh)

@@ -3,8 +3,12 @@
 The sizes are for an H200: 132 multiprocessors with 228 KB of shared memory each. Decoding streams the cache and depends
 on the number of bytes in flight: `stages - 1` tiles of keys and of values for each of `per_sm` programs. Prefill is
 bound by the tensor cores and depends on the number of rows that share a tile of keys. float32 takes three products for
-one (tf32x3) and more registers, so its tiles are small. Devices with less than LARGE_SHARED_BYTES of shared memory get
-smaller tiles where the tiles for an H200 need more than 99 KB. Devices with less than 99 KB are not supported.
+one (tf32x3) and more registers, so its tiles are small.
+
+Devices with less than LARGE_SHARED_BYTES of shared memory (compute capabilities 8.0, 8.6, 8.9 and 12.0) have tiles of
+their own, which need at most 99 KB; devices with less than that are not supported. The matrix instructions of these
+devices take both matrices from registers, so tiles have fewer keys: as many as no or few registers are spilled for
+(tests/kernels/static/compiled_kernels.tsv). No such device has measured them.
 """
 
 from dataclasses import dataclass
@@ -45,17 +49,18 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
-def decode_tiles(head_dim: int, group: int, dtype: torch.dtype) -> AttentionTiles:
+def decode_tiles(head_dim: int, group: int, dtype: torch.dtype, large_shared: bool = True) -> AttentionTiles:
     """Return the tiles of decoding.
 
     group: query heads per key-value head. A group of more than 64 (of more than 16, if a row has more than 512 bytes)
-    is split over several tiles.
+    is split over several tiles. large_shared: the device has LARGE_SHARED_BYTES. Two programs fit a multiprocessor of
+    100 KB only if each fetches one tile ahead: 64 KB in flight, several times what a device without it needs.
     """
     if head_dim > WIDE_HEAD_DIM:  # 8 warps: with 4, a thread has 64 sums and spills registers
         return AttentionTiles(MIN_ROWS, 16, 8, 3)
     width = power_of_2(head_dim) * dtype.itemsize  # bytes of one key in a tile
     rows = min(64 if width <= 512 else MIN_ROWS, max(MIN_ROWS, power_of_2(group)))
-    stages = 3 if rows == MIN_ROWS and dtype.itemsize == 2 else 2
+    stages = 3 if rows == MIN_ROWS and dtype.itemsize == 2 and large_shared else 2
     keys = max(16, min(128 if dtype.itemsize == 2 else 32, 128 * 128 // width))
     return AttentionTiles(rows, keys, 4, stages, 2)
 
@@ -78,6 +83,8 @@ def prefill_tiles(
             return AttentionTiles(64, 32, 8, 2)
         rows = max(32 if width <= 512 else MIN_ROWS, power_of_2(group))
         return AttentionTiles(rows, 32 if rows <= 32 and width <= 512 else 16, 4, 2)
+    if not large_shared and dtype.itemsize == 2 and width <= 256:
+        return AttentionTiles(128, 64 if width <= 128 else 32, 8, 3)
     if dtype.itemsize == 4:
         tiles = (
             AttentionTiles(64, 32, 4, 2)
@@ -125,7 +132,7 @@ def invariant_tiles(
         tiles = AttentionTiles(64, 32, 8, 3 if large_shared else 2)
         return tiles, tiles
     if head_dim > 64:
-        tiles = AttentionTiles(128, 64, 8, 3)
+        tiles = AttentionTiles(128, 64, 8, 3) if large_shared else AttentionTiles(128, 32, 8, 2)
     return AttentionTiles(64, tiles.keys, 4, tiles.stages, 2), tiles
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire import kernels
+from quire.worker.engine.input_batch import GREEDY_DRAW
 from tests.support.kernels.implementations import fewer, make_ops, of_each_kind
 from tests.support.kernels.oracle import kept
 
@@ -141,6 +142,18 @@ def test_argmax_takes_the_lowest_of_equals(drawing_ops, vocabulary):
     actual = drawing_ops.argmax(logits)
     assert actual.dtype == torch.int32
     assert actual.tolist() == expected
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 17, 4097, 30000])
+def test_a_greedy_choice_as_a_draw_is_that_of_argmax(drawing_ops, vocabulary):
+    """Steps with greedy rows and others draw in all rows."""
+    logits = (torch.randn(6, vocabulary) * 2).round()  # with ties
+    logits[1] = torch.nextafter(torch.full((vocabulary,), 20.0), torch.randn(vocabulary).sign() * 100)
+    logits[2, ::2], logits[3], logits[4, -1], logits[5] = float("nan"), float("-inf"), float("inf"), -0.0
+    logits[5, vocabulary // 2] = 0.0
+    temperature, top_k, top_p, min_p = GREEDY_DRAW
+    found = sample(drawing_ops, logits, torch.zeros(6, dtype=torch.float64), temperature, top_k, top_p, min_p)
+    assert found.tolist() == drawing_ops.argmax(logits).tolist()
 
 
 def test_sampling_leaves_the_logits_alone(drawing_ops):

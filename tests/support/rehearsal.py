@@ -87,7 +87,7 @@ class RehearsedParts(GpuParts):
         from quire.ops.benchmarks.gpu import engine
 
         loads = [rehearsed(load) for load in engine.LOADS if load.model == model]
-        shapes = ((1, 32), (4, 32))
+        shapes = ((1, 32), (4, 32))  # of which both are few rows
         device, step = self.device(), (SEQUENCES, TOKENS)
         return engine.measure("small", device, LONGEST, loads, shapes, self.graphs, save, step, STEPS)
 
@@ -152,6 +152,9 @@ def kernel_cases() -> list[Any]:
             found.append(replace(case, tokens=3, heads=heads))
         elif isinstance(case, kernels.AddRmsNorm):
             found.append(replace(case, tokens=3, hidden=64))
+        elif isinstance(case, kernels.Product):
+            how = case.how.removesuffix("lt")  # torch for CPUs has no cuBLASLt
+            found.append(replace(case, tokens=3, features=(32, 64), how=how))
         else:
             assert isinstance(case, kernels.SiluMul)
             found.append(replace(case, tokens=3, inner=64))

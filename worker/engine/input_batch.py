@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 # The value of `InputBatch.top_logprobs` for a request that does not ask for log-probabilities.
 NO_LOGPROBS = -1
+# A greedy choice as a draw: temperature, top_k, top_p and min_p with which only the largest logits keep their mass. The
+# uniform number 0 draws the first of them. The temperature is the smallest normal number of float32.
+GREEDY_DRAW = 2.0**-126, 0, 1.0, 1.0
 
 
 class InputBatch:
@@ -34,7 +37,7 @@ class InputBatch:
         # Whether the block that the next token is written to may have other owners.
         self.shares_tail = np.zeros(count, dtype=np.bool_)
         self.last_tokens = np.zeros(count, dtype=np.int32)
-        # Sampling parameters, as `quire.kernels.ops.Ops.sample` takes them.
+        # Sampling parameters, as `quire.kernels.ops.Ops.sample` takes them; GREEDY_DRAW for a greedy row.
         self.temperatures = np.zeros(count, dtype=np.float32)
         self.top_ks = np.zeros(count, dtype=np.int32)
         self.top_ps = np.zeros(count, dtype=np.float32)
@@ -79,14 +82,13 @@ class InputBatch:
         self.offsets[row] = group.images.offset if group.images is not None else 0
         self.last_tokens[row] = sequence.token_ids[-1]
         self.shares_tail[row] = False
-        self.temperatures[row] = params.temperature
-        self.top_ks[row] = params.top_k
-        self.top_ps[row] = params.top_p
-        self.min_ps[row] = params.min_p
+        is_drawn = params.temperature > 0
+        draw = (params.temperature, params.top_k, params.top_p, params.min_p) if is_drawn else GREEDY_DRAW
+        self.temperatures[row], self.top_ks[row], self.top_ps[row], self.min_ps[row] = draw
         self.seeds[row] = params.seed
         self.choices[row] = group.first_choice + sequence.choice
         self.max_lengths[row] = sequence.num_prompt_tokens + params.max_tokens
-        self.is_drawn[row] = params.temperature > 0
+        self.is_drawn[row] = is_drawn
         self.is_adjusted[row] = group.changes_logits
         self.is_watched[row] = bool(params.stop or params.stop_token_ids or params.repetition_detection)
         self.is_scored[row] = not params.beam_width and (params.logprobs or not params.is_streamed)

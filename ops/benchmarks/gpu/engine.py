@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,16 +21,18 @@ from quire.shared.protocol.messages import GenerationRequest, SamplingParams
 from quire.worker.device import devices
 from quire.worker.device.cuda import memory_plan
 from quire.worker.device.cuda.graph_capture import graph_buckets
-from quire.worker.device.cuda.graphs import GREEDY, GraphBucket
+from quire.worker.device.cuda.graphs import GREEDY, GraphBucket, Graphs
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
 from quire.worker.engine.limits import EngineLimits
 from quire.worker.engine.runner import StepOutput
 from quire.worker.engine.step import Step
+from quire.worker.engine.transfers import SampledTokens
 from quire.worker.inspect.snapshot import take_snapshot
 from quire.worker.settings import WorkerSettings
 
 BLOCK_SIZE = 16
+MOST_FEW = 8  # sequences of a step that is measured with and without the kernels for few rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +121,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure loads and `steps` decode steps.
 
-    Return "rows" with a row for each load, "steps" with a row for each shape (sequences, context), and "graphs" with
-    the time and memory of the CUDA graphs.
+    Return "rows" with a row for each load, "steps" with a row for each shape (sequences, context), those of few rows
+    once more without the kernels for them, and "graphs" with the time and memory of the CUDA graphs.
     """
     results: dict[str, Any] = {"rows": [], "steps": [], "graphs": []}
     engine = make_engine(name, device, longest, graphs, step=step)
@@ -138,7 +141,27 @@ def measure(
         results["steps"].append({"model": name, **decode_steps(engine, sequences, context, steps)})
         print(results["steps"][-1], flush=True)
         save(results)
+    few = [shape for shape in shapes if shape[0] <= MOST_FEW]
+    replace_few_rows(engine, [sequences for sequences, _ in few])
+    for sequences, context in few:
+        row = {"model": name, **decode_steps(engine, sequences, context, steps), "replaced": "few_rows"}
+        results["steps"].append(row)
+        print(row, flush=True)
+        save(results)
     return results
+
+
+def replace_few_rows(engine: Engine, sizes: list[int]) -> None:
+    """Compute steps of a few rows by single operations from now on. sizes: of the graphs that are captured."""
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    assert isinstance(runner.model.ops, kernels.ReplaceableKernels)
+    runner.model.ops.replace_kernel("few_rows")
+    had_graphs = bool(runner.graphs.num_captured)
+    buckets = [GraphBucket(GREEDY, size, size) for size in sizes if had_graphs]
+    runner.graphs = Graphs(buckets, runner._stage_padding, runner._launch)
+    while runner.capture_next():
+        pass
 
 
 def free_bytes(device: torch.device) -> int:
@@ -194,9 +217,10 @@ def run(engine: Engine, load: Load) -> dict[str, Any]:
 
 
 def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100) -> dict[str, float | None]:
-    """Measure decode steps in a steady state: milliseconds of a step, of its work on the device, and of waiting.
+    """Measure decode steps in a steady state. Returns milliseconds:
 
-    The work on the device is the graph of the step, replayed alone. The rest of a step is waiting for the host.
+    step_ms: of a step. busy_ms: of its graph, replayed alone. wait_ms: the difference. gap_ms: of the time between two
+    steps in which the device had nothing to do, because the host had not launched the next one.
     """
     for index in range(sequences):
         prompt = tuple((7 * index + i) % (engine.vocab_size - 2) + 2 for i in range(context))
@@ -208,36 +232,58 @@ def decode_steps(engine: Engine, sequences: int, context: int, steps: int = 100)
         engine.step()
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
-    is_cuda = runner.device.type == "cuda"
-    if is_cuda:
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    for _ in range(steps):
-        engine.step()
-    if is_cuda:
-        torch.cuda.synchronize()
-    wall = (time.perf_counter() - started) / steps
-    mixed = _mixed_launch_ms(engine, prompts=min(8, steps)) if sequences < engine.limits.max_num_seqs else None
-    for name in list(engine.requests):
-        engine.drop(name)
+    wall, gap = _timed_steps(engine, runner, steps)
     busy: float | None = None
     if captured := runner.graphs.find(GREEDY, sequences, sequences):
         graph = captured[1]
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = _event(), _event()
         begin.record()
         for _ in range(steps):
             graph.replay()
         end.record()
         end.synchronize()
         busy = begin.elapsed_time(end) / steps
+    mixed = _mixed_launch_ms(engine, prompts=min(8, steps)) if sequences < engine.limits.max_num_seqs else None
+    for name in list(engine.requests):
+        engine.drop(name)
     return {
         "sequences": sequences,
         "context": context,
-        "step_ms": 1e3 * wall,
+        "step_ms": wall,
         "mixed_launch_ms": mixed,
         "busy_ms": busy,
-        "wait_ms": None if busy is None else max(0.0, 1e3 * wall - busy),
+        "wait_ms": None if busy is None else max(0.0, wall - busy),
+        "gap_ms": gap,
     }
+
+
+def _timed_steps(engine: Engine, runner: DeviceRunner, steps: int) -> tuple[float, float]:
+    """Return milliseconds of a step, and of the gap before it."""
+    decode, marks = runner.decode, []
+
+    def marked(step: Step) -> SampledTokens | None:
+        begin, end = _event(), _event()
+        begin.record()
+        tokens = decode(step)
+        end.record()
+        marks.append((begin, end))
+        return tokens
+
+    runner.decode = marked  # type: ignore[method-assign]
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    try:
+        for _ in range(steps):
+            engine.step()
+        torch.cuda.synchronize()
+    finally:
+        del runner.decode
+    wall = 1e3 * (time.perf_counter() - started) / steps
+    return wall, statistics.mean(end.elapsed_time(begin) for (_, end), (begin, _) in pairwise(marks))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _mixed_launch_ms(engine: Engine, prompts: int = 8, length: int = 100) -> float:

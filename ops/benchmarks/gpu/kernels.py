@@ -232,6 +232,40 @@ class Logits(GpuKernelCase):
         return lambda: ops.sample(logits, t, k, p, m, uniform)
 
 
+@dataclass(frozen=True)
+class Product(GpuKernelCase):
+    """A product of a linear layer. how: "cublas" or "cublaslt", the libraries of torch, or "triton", unsplit tiles."""
+
+    tokens: int
+    features: tuple[int, int]  # of the output and of the input
+    how: str
+
+    def work(self, itemsize: int) -> KernelWork:
+        (n, k), t = self.features, self.tokens
+        return KernelWork((n * k + t * (n + k)) * itemsize, 2 * t * n * k)
+
+    def make(self, ops: TritonOps) -> Callable[[], object]:
+        from quire.kernels.gpu.invariant_matmul import invariant_matmul
+
+        (n, k), choose = self.features, torch.backends.cuda.preferred_blas_library
+        x, weight = (torch.randn(rows, k, device=ops.device).to(ops.dtype) for rows in (self.tokens, n))
+        out = x.new_empty(self.tokens, n)
+        if self.how == "triton":
+            return lambda: invariant_matmul(x, weight, None, out, x.dtype)
+
+        def run() -> None:
+            before = choose()
+            choose(self.how)
+            torch.mm(x, weight.T, out=out)
+            choose(before)
+
+        return run
+
+
+# Layers of Llama-3.1-8B. A layer with 4,096 output features has 64 tiles of 128 x 128 for 256 rows.
+LAYERS = {"qkv": (6144, 4096), "out": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
+PRODUCTS = [*((name, tokens) for tokens in (64, 256) for name in LAYERS), ("down", 512)]
+
 CASES: list[GpuKernelCase] = [
     AttentionCase("decode attention, 256 x 1k", (1024,) * 256, 1),
     AttentionCase("decode attention, 1 x 32k + 63 x 1k", (32768, *(1024,) * 63), 1),
@@ -259,6 +293,11 @@ CASES: list[GpuKernelCase] = [
     Logits("draw, top-p 0.9, 1 x 152k", "sample", rows=1, vocabulary=151936, top_p=0.9),
     Logits("draw, top-p 0.9, 32 x 152k", "sample", rows=32, vocabulary=151936, top_p=0.9),
     Logits("top 20 log-probabilities, 64 x 128k", "top_logprobs", rows=64),
+    *(
+        Product(f"product {name}, {tokens} rows, {how}", tokens, LAYERS[name], how)
+        for name, tokens in PRODUCTS
+        for how in ("cublas", "cublaslt", "triton")
+    ),
 ]
 
 

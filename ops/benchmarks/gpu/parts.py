@@ -95,7 +95,7 @@ class GpuParts:
         from quire.ops.benchmarks.gpu import engine
 
         loads = [load for load in engine.LOADS if load.model == model]
-        return engine.measure(model, self.device(), 4096, loads, ((1, 1024), (256, 512)), self.graphs, save)
+        return engine.measure(model, self.device(), 4096, loads, ((1, 1024), (8, 1024), (256, 512)), self.graphs, save)
 
     def bandwidth(self, save: Save) -> dict[str, Any]:
         import torch

@@ -47,11 +47,13 @@ def table(report: dict[str, Any]) -> str:
         for row in part.get("steps", ()):
             waits = "no graph"
             if row["busy_ms"] is not None:
-                waits = f"device {row['busy_ms']:.2f}, waits for the host {row['wait_ms']:.3f}"
+                waits = f"device {row['busy_ms']:.2f}, the rest {row['wait_ms']:.3f}"
+            waits += f", of which it waits for the host {row['gap_ms']:.3f}"
             if row.get("mixed_launch_ms") is not None:
                 waits += f", launching one with a prompt takes {row['mixed_launch_ms']:.2f}"
             lines.append(
                 f"  {row['model']} decode step, {row['sequences']} x {row['context']}: {row['step_ms']:.2f} ms, {waits}"
+                + (f"; without {row['replaced']}" if "replaced" in row else "")
             )
         for row in part.get("peers", ()):
             rates = [

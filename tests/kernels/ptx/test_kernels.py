@@ -11,6 +11,7 @@ from quire.kernels.gpu.grouped_matmul import KINDS
 from quire.kernels.grouped_weight import BITS, FP8, MAX_ZEROS, GroupedWeight
 from quire.kernels.lora import LINEARS, NO_ADAPTER, LoraPart
 from quire.kernels.moe import Routing
+from tests.kernels import test_sampling
 from tests.kernels.gpu import test_attention_parts, test_few_rows, test_logits, test_matmul, test_moe, test_rows
 from tests.kernels.gpu.test_matmul import assert_near, both
 from tests.kernels.ptx.conftest import BOTH_DTYPES
@@ -141,6 +142,10 @@ def test_every_row_is_drawn_by_its_own_settings(emulator: Emulator, wide_ops: ke
 @pytest.mark.soak
 def test_draws_follow_the_uniform_numbers(wide_ops: kernels.Ops) -> None:
     test_logits.test_draws_follow_the_uniform_numbers_through_what_is_kept(wide_ops)
+
+
+def test_a_greedy_choice_as_a_draw_is_that_of_argmax(wide_ops: kernels.Ops) -> None:
+    test_sampling.test_a_greedy_choice_as_a_draw_is_that_of_argmax(wide_ops, 17)
 
 
 @pytest.mark.soak

@@ -53,6 +53,27 @@ def test_all_cases_of_attention_with_heads_of_512(monkeypatch, kv_dtype):
     assert run_cases(ops, cases).faults == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch-invariant"])
+def test_all_cases_of_attention_with_the_tiles_of_less_shared_memory(monkeypatch, invariant):
+    ops = make_triton_ops(torch.float16, monkeypatch, batch_invariant=invariant)
+    from quire.kernels.gpu import attention
+    from quire.kernels.self_test.attention import attention_cases
+    from quire.kernels.self_test.triton_cases import fold_cases, fresh_cases
+
+    ops.check_ids = False
+    ops.launch_options = replace(ops.launch_options, large_shared_memory=False)
+    chosen = []
+    name = "invariant_tiles" if invariant else "prefill_tiles"
+    choose = getattr(attention, name)
+    monkeypatch.setattr(attention, name, lambda *given: (chosen.append(choose(*given)), chosen[-1])[1])
+    uses, inputs = [PLAIN, AttentionUse(4, 2, 128, 0.09)], CaseInputs(ops, QUICK)
+    of_steps = (cases(inputs, uses, 16, 160) for cases in (attention_cases, fresh_cases))
+    assert run_cases(ops, [*fold_cases(inputs, uses), *itertools.chain(*of_steps)]).faults == []
+    tiles = {size[1] if invariant else size for size in chosen}
+    assert {(size.rows, size.keys) for size in tiles} == {(128, 64), (128, 32)}
+
+
 def split_extend(ops, monkeypatch, use=PLAIN) -> list[KernelCase]:
     """The case of shared keys, with smaller chunks for the interpreter, and as many multiprocessors as a GPU has."""
     from quire.kernels.gpu import prefill_plan

@@ -148,7 +148,7 @@ def test_changes_of_block_tables_go_with_the_inputs_of_a_decode(
         sent.append(len(cells))
         send_cells(self, cells, blocks)
 
-    def watched_columns(self: DeviceRunner, *arguments: Any) -> dict[str, np.ndarray]:
+    def watched_columns(self: DeviceRunner, *arguments: Any) -> dict[str, staging.Column]:
         staged.append(len(arguments[3]))
         return decode_columns(self, *arguments)
 
@@ -213,8 +213,8 @@ def test_a_step_with_this_request_waits_only_for_the_results_of_the_step_before(
 def reuses_a_buffer_at_once(patch: pytest.MonkeyPatch) -> None:
     send = staging.Staging.send
 
-    def hasty(self: staging.Staging, columns: dict[str, np.ndarray]) -> None:
-        self._hosts = deque([(self._hosts[0][0], transfers.StreamMark(torch.device("cpu")))])
+    def hasty(self: staging.Staging, columns: dict[str, staging.Column]) -> None:
+        self._hosts = deque([(*self._hosts[0][:2], transfers.StreamMark(torch.device("cpu")))])
         send(self, columns)
 
     patch.setattr(staging.Staging, "send", hasty)

@@ -21,7 +21,7 @@ import torch
 
 from quire.kernels.ops import AdapterBatch
 from quire.worker.device.cuda.graphs import DRAWN, GREEDY, MIXED, GraphBucket, Graphs, Record, record_on_cuda
-from quire.worker.device.cuda.staging import Number, Staging, StagingField, padded, pinned_buffers
+from quire.worker.device.cuda.staging import Column, Number, Staging, StagingField, pinned_buffers
 from quire.worker.engine.forward_batch import ForwardBatch, TokenEmbeddings
 from quire.worker.engine.input_batch import InputBatch
 from quire.worker.engine.limits import MAX_SCORED_POSITIONS, EngineLimits
@@ -33,7 +33,7 @@ from quire.worker.engine.step import Step
 from quire.worker.engine.transfers import SampledTokens, send
 
 # Values of a row of padding: one token, and the cheapest parameters of a draw. All other columns are 0.
-FILLERS = {"lengths": 1, "slots": NOWHERE, "top_ps": 1}
+FILLERS = {"lengths": 1, "slots": NOWHERE, "temperatures": 1, "top_ps": 1}
 NO_CHANGES = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
 
 
@@ -41,12 +41,12 @@ def decode_fields(count: int) -> list[StagingField]:
     """Return the columns of a step that only decodes, including the parameters of draws."""
     types: dict[str, type[Number]] = {
         "rows": np.int64,
-        "uniforms": np.float64,
         "lengths": np.int32,
         "positions": np.int32,
         "slots": np.int32,
         "changed_cells": np.int64,  # entries of the block tables, as one dimension
         "changed_blocks": np.int32,
+        "uniforms": np.float64,
         "temperatures": np.float32,
         "top_ks": np.int32,
         "top_ps": np.float32,
@@ -143,7 +143,7 @@ class DeviceRunner(Runner):
 
     def _decode_columns(
         self, rows: np.ndarray, width: int, draws: bool, cells: np.ndarray, blocks: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Column]:
         """Return the columns of a decode step, padded to `width` sequences.
 
         cells, blocks: at most `width` entries of the block tables. The padding writes 0 to the table of the row of
@@ -156,12 +156,13 @@ class DeviceRunner(Runner):
         if draws:
             columns |= self._draw_columns(rows)
         fillers = FILLERS | {"rows": self._padding, "changed_cells": self._padding * self._tables.shape[1]}
-        return {name: padded(column, width, fillers.get(name, 0)) for name, column in columns.items()}
+        return {name: Column(column, width, fillers.get(name, 0)) for name, column in columns.items()}
 
     def _draw_columns(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         batch = self.input_batch
+        numbers = uniform(batch.seeds[rows], batch.choices[rows], batch.lengths[rows].astype(np.uint64))
         return {
-            "uniforms": uniform(batch.seeds[rows], batch.choices[rows], batch.lengths[rows].astype(np.uint64)),
+            "uniforms": numbers * batch.is_drawn[rows],
             "temperatures": batch.temperatures[rows],
             "top_ks": batch.top_ks[rows],
             "top_ps": batch.top_ps[rows],
@@ -188,15 +189,10 @@ class DeviceRunner(Runner):
     def _choose_tokens(self, logits: torch.Tensor, draws: bool) -> torch.Tensor:
         """Return one token for each row of logits: the most probable, or one drawn by the staged parameters."""
         ops, count = self.model.ops, len(logits)
-        greedy = ops.argmax(logits)
         if not draws:
-            return greedy
-        temperatures, top_ks, top_ps, min_ps, uniforms = (
-            self._staging.on_device[name][:count] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
-        )
-        is_drawn = temperatures > 0
-        drawn = ops.sample(logits, temperatures.masked_fill(~is_drawn, 1.0), top_ks, top_ps, min_ps, uniforms)
-        return torch.where(is_drawn, drawn, greedy)
+            return ops.argmax(logits)
+        names = ("temperatures", "top_ks", "top_ps", "min_ps", "uniforms")
+        return ops.sample(logits, *(self._staging.on_device[name][:count] for name in names))
 
     def _store(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep the tokens as inputs of the next step, and for `_fetch`."""
@@ -257,13 +253,13 @@ class DeviceRunner(Runner):
         tokens, sequences = bucket.num_tokens, bucket.num_sequences
         self._inputs_staging.send(
             {
-                "rows": padded(inputs.rows, sequences, self._padding),
-                "sampled": padded(inputs.sampled, max(sequences, len(inputs.sampled)), 0),
-                "lengths": padded(inputs.lengths, sequences, 0),
-                "starts": padded(inputs.starts, sequences + 1, inputs.starts[-1]),
-                "token_ids": padded(inputs.token_ids, tokens, 0),
-                "positions": padded(inputs.positions, tokens, 0),
-                "slots": padded(inputs.slots, tokens, NOWHERE),
+                "rows": Column(inputs.rows, sequences, self._padding),
+                "sampled": Column(inputs.sampled, max(sequences, len(inputs.sampled)), 0),
+                "lengths": Column(inputs.lengths, sequences, 0),
+                "starts": Column(inputs.starts, sequences + 1, inputs.starts[-1]),
+                "token_ids": Column(inputs.token_ids, tokens, 0),
+                "positions": Column(inputs.positions, tokens, 0),
+                "slots": Column(inputs.slots, tokens, NOWHERE),
             }
         )
 
@@ -286,7 +282,8 @@ class DeviceRunner(Runner):
 
     def sample(self, logits: torch.Tensor, rows: np.ndarray) -> SampledTokens:
         draws = bool(self.input_batch.is_drawn[rows].any())
-        self._staging.send({"rows": rows} | (self._draw_columns(rows) if draws else {}))
+        columns = {"rows": rows} | (self._draw_columns(rows) if draws else {})
+        self._staging.send({name: Column(column) for name, column in columns.items()})
         with torch.inference_mode():
             self._store(self._staging.on_device["rows"][: len(rows)], self._choose_tokens(logits, draws))
         return self._fetch(len(rows))

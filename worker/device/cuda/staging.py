@@ -37,32 +37,54 @@ class StagingField(NamedTuple):
     length: int
 
 
+class Column(NamedTuple):
+    """The numbers of a column in one step. Fewer than `length` are followed by the filler."""
+
+    values: np.ndarray
+    length: int = 0
+    filler: int = 0
+
+
 class Staging:
-    """Columns in one buffer, filled in pinned memory of the host and copied to the device at once."""
+    """Columns in one buffer, filled in pinned memory of the host and copied to the device at once.
+
+    fields: those that few steps send come last, since a copy ends with the last column that is sent.
+    """
 
     def __init__(self, fields: SequenceOf[StagingField], device: torch.device) -> None:
         sizes = [np.dtype(field.numpy).itemsize * field.length for field in fields]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        self._spans = [
-            (field, start, start + size) for field, start, size in zip(fields, starts[:-1], sizes, strict=True)
-        ]
-        self._device_bytes = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
-        self._hosts = pinned_buffers(starts[-1], torch.uint8, device)
+        names = [field.name for field in fields]
+        ends = [start + size for start, size in zip(starts, sizes, strict=False)]
+        self._places = {name: place for place, name in enumerate(names)}
+        on_device = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
         # Views at fixed addresses, which CUDA graphs read.
         self.on_device = {
-            field.name: self._device_bytes[start:end].view(_TORCH[field.numpy]) for field, start, end in self._spans
+            field.name: on_device[start:end].view(_TORCH[field.numpy])
+            for field, start, end in zip(fields, starts, ends, strict=False)
         }
+        # The bytes that a copy of the columns up to each one writes, and those that it reads in a buffer of the host.
+        self._targets = [on_device[:end] for end in ends]
+        self._hosts = deque(
+            (
+                {name: host.numpy()[starts[at] : ends[at]].view(fields[at].numpy) for at, name in enumerate(names)},
+                [host[:end] for end in ends],
+                copied,
+            )
+            for host, copied in pinned_buffers(starts[-1], torch.uint8, device)
+        )
 
-    def send(self, columns: dict[str, np.ndarray]) -> None:
+    def send(self, columns: dict[str, Column]) -> None:
         """Copy columns to the device, each at most as long as its field. All other contents become undefined."""
-        host, copied = self._hosts[0]
+        fields, sources, copied = self._hosts[0]
         self._hosts.rotate(-1)
         copied.wait()
-        whole = host.numpy()
-        for field, start, end in self._spans:
-            if (column := columns.get(field.name)) is not None:
-                whole[start:end].view(field.numpy)[: len(column)] = column
-        self._device_bytes.copy_(host, non_blocking=True)
+        for name, (values, length, filler) in columns.items():
+            field = fields[name]
+            field[: len(values)] = values
+            field[len(values) : length] = filler
+        last = max(map(self._places.__getitem__, columns))
+        self._targets[last].copy_(sources[last], non_blocking=True)
         copied.set()
 
 
@@ -70,10 +92,3 @@ def pinned_buffers(length: int, dtype: torch.dtype, device: torch.device) -> deq
     """Allocate host buffers for the steps in flight, each with a mark for the end of its last copy."""
     is_pinned = device.type == "cuda"
     return deque((torch.zeros(length, dtype=dtype, pin_memory=is_pinned), StreamMark(device)) for _ in range(IN_FLIGHT))
-
-
-def padded(values: np.ndarray, count: int, filler: int) -> np.ndarray:
-    """Return the values, extended to `count` numbers by the filler."""
-    filled = np.full(count, filler, dtype=values.dtype)
-    filled[: len(values)] = values
-    return filled
