@@ -185,6 +185,11 @@ class WorkerSettings(DeviceSettings, ServiceSettings):
     batch_invariant: bool = option(
         False, help="Give a request the same output bits alone, in a batch, in chunks or resumed. Slower on a GPU."
     )
+    hopper_prefill: bool = option(
+        False,
+        help="Compute new prompts on compute capability 9.0 by warps with roles and TMA copies. It has not run on a "
+        "GPU yet.",
+    )
     speculation: str = option(
         "auto",
         choices=("off", "suffix", "auto"),

@@ -12,7 +12,8 @@ keys of a tile of `prefill` then. With a window all rows go through `prefill`, i
 tiles of this size do not fit into the registers.
 
 A kernel that gives wrong results on a device is replaced: `decode` and `prefill` by torch, and `fresh`, which computes
-prompts from the keys that they bring along, by `prefill`.
+prompts from the keys that they bring along, by `prefill`. With `LaunchOptions.hopper_prefill`, the kernel `hopper`
+computes those of them that it supports, and is replaced by `fresh`.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from quire.kernels.gpu.tile_sizes import INVARIANT_PIECE, AttentionTiles, decode
 from quire.kernels.gpu.torch_attention import attend_in_torch
 
 # The kernels that may be replaced.
-DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL = "decode", "prefill", "fresh"
+DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL, HOPPER_KERNEL = "decode", "prefill", "fresh", "hopper"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class LaunchOptions:
     invariant: bool = False  # the bits of a row depend on that row alone
     large_shared_memory: bool = True  # the device has as much shared memory as the largest tiles need
     dependent_launch: bool = False  # the device has programmatic dependent launch
+    hopper_prefill: bool = False  # take the kernel of `hopper_prefill` where it is possible
     replaced: frozenset[str] = frozenset()  # kernels that are not launched
 
     @property
@@ -191,11 +193,25 @@ class AttentionPlan:
         )  # fmt: skip
         if split:
             assert fresh is not None
+            if self._is_for_hopper(call, fresh, tiles):
+                from quire.kernels.gpu.hopper_prefill import hopper_prefill  # Gluon, an experimental part of Triton
+
+                hopper_prefill(call.q, *fresh, self.query_start, plan, call.out, call.scale, multiprocessors)
+                return
             k, v = fresh
             prefill(
                 call.q, k, v, *sequences, plan, FRESH, call.out, tiles, call.scale, call.window,
                 multiprocessors, sinks=call.sinks, softcap=call.softcap, key_ends=call.key_ends,
             )  # fmt: skip
+
+    def _is_for_hopper(self, call: LayerAttention, fresh: tuple[Tensor, Tensor], tiles: AttentionTiles) -> bool:
+        """Return whether the kernel `hopper` computes prompts with their own keys: it knows the causal mask only."""
+        is_off = not self.options.hopper_prefill or HOPPER_KERNEL in self.options.replaced
+        if is_off or call.window or call.softcap or call.sinks is not None or call.key_ends is not None:
+            return False
+        from quire.kernels.gpu.hopper_prefill import supports
+
+        return supports(call.q, fresh, tiles.rows)
 
     def _attend_in_torch(self, call: LayerAttention, least: int, most: int | None) -> None:
         """Compute the sequences that have `least` to `most` queries."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.gpu import logits, logprobs, penalties, rope, rows, sampling, torch_kernels
 from quire.kernels.gpu import moe as experts
-from quire.kernels.gpu.attention import DECODE_KERNEL, FRESH_KERNEL, PREFILL_KERNEL
+from quire.kernels.gpu.attention import DECODE_KERNEL, FRESH_KERNEL, HOPPER_KERNEL, PREFILL_KERNEL
 from quire.kernels.gpu.block_moves import BlockMover
 from quire.kernels.gpu.fp8_matmul import fp8_matmul
 from quire.kernels.gpu.grouped_matmul import grouped_matmul
@@ -57,9 +57,10 @@ REPLACEMENTS = {
     **dict.fromkeys(("rope_and_cache", "grouped_matmul", "moe", DECODE_KERNEL, PREFILL_KERNEL), SLOW_TORCH),
     "fp8_matmul": "torch with activations that are not rounded",
     FRESH_KERNEL: f"the kernel {PREFILL_KERNEL}",
+    HOPPER_KERNEL: f"the kernel {FRESH_KERNEL}",
     FEW_ROWS: "one kernel for each operation",
     GRAPH: "launches without CUDA graphs",
 }
-ATTENTION = (DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL)
+ATTENTION = (DECODE_KERNEL, PREFILL_KERNEL, FRESH_KERNEL, HOPPER_KERNEL)
 # Without these, steps cannot be captured: their replacements read values on the host.
 NEEDED_BY_GRAPHS = frozenset(kernel for kernel, how in REPLACEMENTS.items() if how == SLOW_TORCH) | {GRAPH}

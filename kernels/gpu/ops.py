@@ -53,6 +53,7 @@ class TritonOps:
     keys at fixed places and sums them in one order.
     fp8_activations: round the activations of layers whose FP8 weights have a scale per output channel or tensor
     (`fp8_rows`). Not with batch_invariant. Needs compute capability 8.9.
+    hopper_prefill: on compute capability 9.0, compute new prompts by `kernels/gpu/hopper_prefill.py` where it can.
     check_ids: wait for the device and check ids, slots, positions and block tables.
     """
 
@@ -67,6 +68,7 @@ class TritonOps:
         batch_invariant: bool = False,
         check_ids: bool = False,
         fp8_activations: bool = False,
+        hopper_prefill: bool = False,
     ) -> None:
         if fp8_activations and batch_invariant:
             raise ValueError("FP8 products are not batch-invariant: cuBLAS chooses the order of sums by the shape")
@@ -83,13 +85,17 @@ class TritonOps:
             properties = torch.cuda.get_device_properties(self.device)
             multiprocessors = properties.multi_processor_count
             shared_bytes = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
-            has_dependent_launch = properties.major >= 9
+            has_dependent_launch, is_hopper = properties.major >= 9, properties.major == 9
         elif triton.knobs.runtime.interpret:
-            multiprocessors, shared_bytes, has_dependent_launch = 3, LARGE_SHARED_BYTES, False
+            multiprocessors, shared_bytes, has_dependent_launch, is_hopper = 3, LARGE_SHARED_BYTES, False, False
         else:
             raise ValueError(f"device is {device}: the Triton kernels need a CUDA device (or Triton's interpreter)")
         self.launch_options = LaunchOptions(
-            multiprocessors, batch_invariant, shared_bytes >= LARGE_SHARED_BYTES, has_dependent_launch
+            multiprocessors,
+            batch_invariant,
+            shared_bytes >= LARGE_SHARED_BYTES,
+            has_dependent_launch,
+            hopper_prefill and is_hopper,
         )
         self.row_invariant, self.fp8_activations = batch_invariant, fp8_activations
         self.check_ids = check_ids

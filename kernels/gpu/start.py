@@ -18,10 +18,11 @@ def triton_ops(
     fp8_cache: bool = False,
     batch_invariant: bool = False,
     fp8_activations: bool = False,
+    hopper_prefill: bool = False,
 ) -> Ops:
     """Return the Triton kernels for a CUDA device, after one trial launch.
 
-    fp8_cache: keep the KV cache as float8_e4m3fn. batch_invariant, fp8_activations: see
+    fp8_cache: keep the KV cache as float8_e4m3fn. batch_invariant, fp8_activations, hopper_prefill: see
     `quire.kernels.gpu.ops.TritonOps`.
     Raises KernelsUnavailable if Triton is not installed or cannot compile or launch a kernel here.
     """
@@ -31,7 +32,9 @@ def triton_ops(
         raise KernelsUnavailable(f"Triton cannot be imported ({error})") from error
     use_installed_assembler(torch.version.cuda)
     kv_dtype = torch.float8_e4m3fn if fp8_cache else None
-    ops = TritonOps(device, dtype, kv_dtype, batch_invariant=batch_invariant, fp8_activations=fp8_activations)
+    ops = TritonOps(
+        device, dtype, kv_dtype, batch_invariant, fp8_activations=fp8_activations, hopper_prefill=hopper_prefill
+    )
     try:
         ops.argmax(torch.zeros(1, 2, device=device))  # the smallest kernel: fail at start, not in the first step
     except torch.OutOfMemoryError:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.gpu.attention import FRESH_KERNEL, PREFILL_KERNEL, AttentionPlan
+from quire.kernels.gpu.attention import FRESH_KERNEL, HOPPER_KERNEL, PREFILL_KERNEL, AttentionPlan
 from quire.kernels.gpu.few_rows.layers import MOST_ROWS
 from quire.kernels.gpu.few_rows.products import GELU_MUL, PLAIN, SILU_MUL, product
 from quire.kernels.gpu.fold_check import attend_whole_tiles
@@ -36,6 +37,9 @@ from quire.kernels.uses import AttentionUse, KernelUses, LinearUse
 
 FOLDED_TILES = 5  # of keys
 ONE_ROW: Sequences = [(150, 1)]
+# Prompts of several tiles of keys. Few programs compute them, each several tiles of queries.
+SEVERAL_TILES: Sequences = [(700, 700), (40, 40), (256, 256)]
+FEW_PROGRAMS = 3
 EPS = 1e-5
 # Two and three chunks of keys, a context that is too short to be cut, and a decode row.
 SPLIT_EXTENDING: Sequences = [(2 * MIN_SPLIT_KEYS + 60, 17), (3 * MIN_SPLIT_KEYS + 5, 3), (130, 21), (40, 1)]
@@ -94,16 +98,26 @@ def fresh_cases(
         for name, sequences in steps + ([(IMAGES, NEW)] if use.has_key_ends else []):
             fitting = fit(sequences, longest)
             if any(count > 1 for _, count in fitting):
-                yield _of_fresh(name, AttentionInputs(inputs, use, block_size, fitting, name == IMAGES))
+                yield _of_fresh(name, AttentionInputs(inputs, use, block_size, fitting, name == IMAGES), FRESH_KERNEL)
+        ops = inputs.ops
+        assert isinstance(ops, TritonOps)
+        if ops.launch_options.hopper_prefill:
+            step = AttentionInputs(inputs, use, block_size, fit(SEVERAL_TILES, longest))
+            yield _of_fresh("new prompts by warps with roles", step, HOPPER_KERNEL)
 
 
-def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
+def _of_fresh(name: str, step: AttentionInputs, kernel: str) -> KernelCase:
     ops, use = step.inputs.ops, step.use
     assert isinstance(ops, TritonOps)
 
     def attend() -> Tensor:
         out = torch.empty_like(step.q)
-        plan = AttentionPlan(ops.launch_options, *step.tables, split=True)
+        options = ops.launch_options
+        if kernel == HOPPER_KERNEL:
+            options = replace(options, multiprocessors=FEW_PROGRAMS)
+        else:
+            options = replace(options, hopper_prefill=False)
+        plan = AttentionPlan(options, *step.tables, split=True)
         k, v = (rows[step.tokens] for rows in step.kv)
         plan.attend(step.q, *step.caches, use.scale, use.window, out, (k, v), step.sinks, use.softcap, step.key_ends)
         return out.flatten(1)
@@ -113,7 +127,7 @@ def _of_fresh(name: str, step: AttentionInputs) -> KernelCase:
 
     return KernelCase(
         name,
-        FRESH_KERNEL,
+        kernel,
         f"{use}, {step.inputs.types}",
         lambda: step.rows(attend(), is_new),
         lambda: step.rows(step.exact, is_new),

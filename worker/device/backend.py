@@ -97,7 +97,9 @@ def make_ops(
     try:
         if is_cuda and prefer != "reference":
             has_fp8_cache = kv_dtype is torch.float8_e4m3fn
-            return kernels.triton_ops(device, dtype, has_fp8_cache, settings.batch_invariant, has_fp8_products)
+            return kernels.triton_ops(
+                device, dtype, has_fp8_cache, settings.batch_invariant, has_fp8_products, settings.hopper_prefill
+            )
         return kernels.select_ops(str(device), dtype, prefer, kv_dtype)
     except kernels.KernelsUnavailable as error:
         raise StartError(f"--kernels {prefer}: {error}; --kernels reference computes with torch") from error

@@ -197,7 +197,7 @@ def function_of(instruction: Instruction) -> Function | None:
     name, kind = parts[0], parts[-1]
     if name == "cvt":
         return _conversion(instruction)
-    if name == "mov":
+    if name in ("mov", "cvta"):  # addresses of parameters are generic ones
         return Function(np.copy, kind, (kind,))
     if name == "selp":
         return Function(lambda x, y, p: np.where(p, x, y), kind, (kind, kind, "pred"))

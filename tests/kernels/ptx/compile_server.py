@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import triton
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import MockTensor
 
 from tests.support.kernels.compile_for_cuda import Target
@@ -30,10 +32,20 @@ class Pointer(MockTensor):
         return self._alignment
 
 
+def argument(one: Any) -> Any:
+    """Return an argument from its description, see `compiler`."""
+    if not isinstance(one, dict):
+        return one
+    if "pointer" in one:
+        return Pointer(*one["pointer"])
+    base, shape, strides, block_shape, swizzle, bits = one["descriptor"]
+    return TensorDescriptor(argument(base), shape, strides, block_shape, NVMMASharedLayout(swizzle, bits, len(shape)))
+
+
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """Compile one launch."""
     kernel = getattr(importlib.import_module(request["module"]), request["kernel"])
-    arguments = [Pointer(*one["pointer"]) if isinstance(one, dict) else one for one in request["arguments"]]
+    arguments = [argument(one) for one in request["arguments"]]
     found = kernel.run(*arguments, grid=(1,), warmup=True, **request["options"])
     signature = {name: kind for name, kind in found.src.signature.items() if kind != "constexpr"}
     return {"ptx": found.asm["ptx"], "shared": found.metadata.shared, "signature": signature}

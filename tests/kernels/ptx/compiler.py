@@ -16,6 +16,22 @@ ROOT = Path(__file__).parents[3]
 ALIGNMENT = 16  # bytes; Triton distinguishes only addresses that are multiples of it
 
 
+def is_descriptor(argument: Any) -> bool:
+    """Return whether an argument is Gluon's descriptor of a tensor."""
+    return hasattr(argument, "block_shape")
+
+
+def _described(argument: Any) -> Any:
+    """Return an argument as JSON, with all that Triton specialises for."""
+    if is_descriptor(argument):
+        layout = argument.layout
+        shapes = list(argument.shape), list(argument.strides), list(argument.block_shape)
+        return {"descriptor": [_described(argument.base), *shapes, layout.swizzle_byte_width, layout.element_bitwidth]}
+    if isinstance(argument, torch.Tensor):
+        return {"pointer": [str(argument.dtype).removeprefix("torch."), argument.data_ptr() % ALIGNMENT]}
+    return argument
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """A kernel with one specialisation."""
@@ -38,12 +54,7 @@ class Compiler:
 
     def compile(self, module: str, kernel: str, arguments: list[Any], options: dict[str, Any]) -> CompiledKernel:
         """Compile a kernel for a launch with these arguments. options: constants, num_warps and num_stages by name."""
-        described = [
-            {"pointer": [str(one.dtype).removeprefix("torch."), one.data_ptr() % ALIGNMENT]}
-            if isinstance(one, torch.Tensor)
-            else one
-            for one in arguments
-        ]
+        described = [_described(one) for one in arguments]
         request = json.dumps(
             {"module": module, "kernel": kernel, "arguments": described, "options": options}, sort_keys=True
         )

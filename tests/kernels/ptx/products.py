@@ -138,10 +138,10 @@ def warp_product(registers: Registers, instruction: Instruction) -> Run:
 
 
 class Products:
-    """The products of warpgroups under way."""
+    """The products of warpgroups under way. first: number in the block of the first warpgroup."""
 
-    def __init__(self, registers: Registers, shared: SharedMemory) -> None:
-        self._registers, self._shared = registers, shared
+    def __init__(self, registers: Registers, shared: SharedMemory, first: int = 0) -> None:
+        self._registers, self._shared, self._first = registers, shared, first
         self._open: list[Run] = []
         self._groups: list[list[Run]] = []
         self._accumulators: Counter[tuple[str, ...]] = Counter()  # products under way of each chain
@@ -228,9 +228,9 @@ class Products:
                 raise PtxFault("the operand in registers is the result of a product under way")
             places = [addresses(group) for group in range(groups)]
             reads = [[np.unique(at // self._shared.unit) for at in mine] for mine in places]
-            for mine in reads:
+            for group, mine in enumerate(reads):
                 for units in mine:
-                    self._shared.begin_product(units)
+                    self._shared.begin_product(units, self._first + group)
             before = [pair.copy() for pair in left]
             keep = adds.copy()
             self._accumulators[chain] += 1
@@ -253,7 +253,7 @@ class Products:
                     new = (product + np.where(keep[threads], old, np.float32(0))).astype(np.float32)
                     bank[numbers, threads] = new.view(bank.dtype)
                     for units in reads[group]:
-                        self._shared.end_product(units, group)
+                        self._shared.end_product(units, self._first + group)
                 self._accumulators[chain] -= 1
                 self._operands.subtract(operands)
                 self._accumulators, self._operands = +self._accumulators, +self._operands

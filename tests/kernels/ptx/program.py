@@ -10,7 +10,7 @@ class PtxFault(Exception):
 
 
 REGISTER = re.compile(r"%[a-zA-Z_]\w*")
-WRITE_NONE = ("griddepcontrol", "st", "red", "bra", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
+WRITE_NONE = ("griddepcontrol", "st", "red", "bra", "brx", "ret", "bar", "cp", "fence", "stmatrix", "wgmma")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,11 @@ class Program:
     name: str
     threads: int  # of a block
     parameters: list[str]  # names, in order
+    max_registers: int = 0  # of a thread, at the start; 0: the program does not say
     registers: dict[str, str] = field(default_factory=dict)  # name: type, such as "b32"
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # the index of the instruction at a label
+    tables: dict[str, list[str]] = field(default_factory=dict)  # the labels of each table of branches
 
 
 def parse(text: str) -> Program:
@@ -61,12 +63,16 @@ def parse(text: str) -> Program:
     assert entry, "the text has no kernel"
     threads = re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", entry[3])
     assert threads, "the text does not say how many threads a block has"
-    parameters = re.findall(r"(\w+)\s*(?:,|$)", entry[2].strip())
-    program = Program(entry[1], int(threads[1]), parameters)
+    parameters = re.findall(r"(\w+)(?:\[\d+\])?\s*(?:,|$)", entry[2].strip())
+    registers = re.search(r"\.maxnreg\s+(\d+)", entry[3])
+    program = Program(entry[1], int(threads[1]), parameters, int(registers[1]) if registers else 0)
+    body = text[entry.end() :]
+    table = re.compile(r"(\$\w+):\s*\.branchtargets\s*([^;]*);")
+    program.tables = {name: split_operands(labels) for name, labels in table.findall(body)}
     depth, scope = 1, 0  # scope: number of the inner block that declares registers of its own
     local: dict[str, str] = {}
     # A brace at the start of a statement opens or closes a block; any other brace belongs to a vector operand.
-    blocks = re.sub(r"(?<=[;\n])([ \t]*[{}])(?=\s|$)", r"\n\1\n", text[entry.end() :])
+    blocks = re.sub(r"(?<=[;\n])([ \t]*[{}])(?=\s|$)", r"\n\1\n", table.sub("", body))
     for line in blocks.split("\n"):
         line = line.strip()
         if line == "{":

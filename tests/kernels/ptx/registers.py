@@ -1,4 +1,4 @@
-"""The registers of a block: one row per register, one column per thread."""
+"""The registers of threads: one row per register, one column per thread."""
 
 import re
 
@@ -13,8 +13,8 @@ POISON = 0x7FC07FC07FC07FC0  # what a register holds before its first write: NaN
 class Registers:
     """Named rows of all threads. The rows stay at their place, so that instructions keep views of them."""
 
-    def __init__(self, program: Program) -> None:
-        self.threads = program.threads
+    def __init__(self, program: Program, threads: int) -> None:
+        self.threads = threads
         self._places: dict[str, tuple[str, int]] = {}
         numbers: dict[str, int] = {}
         for name, kind in program.registers.items():

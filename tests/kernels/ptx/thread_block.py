@@ -1,82 +1,38 @@
-"""One block of threads, which executes a program: all threads together, one instruction after the other.
+"""One block of threads: all threads together, or in groups that take turns.
 
-If the threads of a block take different branches, the threads at the lowest instruction continue alone until they meet
-the rest; barriers, exchanges within a warp and matrix instructions are faults there. Each instruction is bound to its
-registers once, and then executed for every block of a launch.
+The threads of most programs stay together and are one group. In a program whose warps have different roles (Triton's
+`warp_specialize`) each warpgroup is a group, and warps of a warpgroup that part are groups of their own. A group runs
+until it has to wait: at a barrier, for an mbarrier, or for registers. If all groups wait, the program does not end.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tests.kernels.ptx import arithmetic, products
 from tests.kernels.ptx.global_memory import GlobalMemory
+from tests.kernels.ptx.mbarriers import MBarriers, TensorMap
 from tests.kernels.ptx.number_formats import DTYPES
-from tests.kernels.ptx.program import Instruction, Program, PtxFault, in_braces
-from tests.kernels.ptx.registers import Registers
-from tests.kernels.ptx.shared_memory import BASE, SharedMemory
-
-# --- copies -----------------------------------------------------------------------------------------------------------
-# Asynchronous copies from global to shared memory: each is delivered by the last wait that allows it to be late.
+from tests.kernels.ptx.products import WARPGROUP
+from tests.kernels.ptx.program import Program, PtxFault, in_braces
+from tests.kernels.ptx.shared_memory import SharedMemory
+from tests.kernels.ptx.thread_group import END, WARP, ThreadGroup, WarpsPart
 
 
-class Copies:
-    """The copies under way, in groups."""
-
-    def __init__(self) -> None:
-        self._open: list[Callable[[], None]] = []
-        self._groups: list[list[Callable[[], None]]] = []
-
-    def clear(self) -> None:
-        self._open, self._groups = [], []
-
-    def begin(self, deliver: Callable[[], None]) -> None:
-        self._open.append(deliver)
-
-    def commit(self) -> None:
-        self._groups.append(self._open)
-        self._open = []
-
-    def wait(self, pending: int) -> None:
-        """Deliver all committed groups but the last `pending`."""
-        while len(self._groups) > pending:
-            for deliver in self._groups.pop(0):
-                deliver()
-
-    def check_complete(self) -> None:
-        if self._open or any(self._groups):
-            raise PtxFault("the program ends while a copy is in flight")
-
-
-WARP = 32
-END = -1  # in place of the next instruction
-COLLECTIVE = {
-    "griddepcontrol",
-    "bar",
-    "barrier",
-    "fence",
-    "shfl",
-    "redux",
-    "ldmatrix",
-    "stmatrix",
-    "mma",
-    "wgmma",
-    "cp",
-    "ret",
-}
-MAX_STEPS = 20_000_000  # of one block: more are an endless loop
-
-Run = Callable[[], int | None]
+@dataclass
+class _Barrier:
+    threads: int = 0
+    arrived: list[ThreadGroup] = field(default_factory=list)
+    released: list[ThreadGroup] = field(default_factory=list)  # they have not asked again since
 
 
 class ThreadBlock:
     """A block, reused for all blocks of a launch.
 
-    parameters: the bits of each parameter of the program. shared_bytes: of the launch. renames: a `mov` of an
-    accumulator of a product under way is a second name of it. Otherwise it is a fault.
+    parameters: the bits of each parameter of the program. shared_bytes: of the launch. renames: see `ThreadGroup`.
+    maps: the descriptors of tensors, by their address.
     """
 
     def __init__(
@@ -86,460 +42,90 @@ class ThreadBlock:
         shared_bytes: int,
         memory: GlobalMemory,
         renames: bool = False,
+        maps: Mapping[int, TensorMap] | None = None,
     ) -> None:
-        self._program, self._parameters, self._memory = program, parameters, memory
-        self._renames, threads = renames, program.threads
-        self._registers = Registers(program)
-        self._thread = np.arange(threads)
-        self._lane, self._warps = self._thread % WARP, self._thread // WARP
-        self._first_of_warp = self._thread - self._lane
-        self._shared = SharedMemory(shared_bytes, _smallest_access(program), -(-threads // WARP))
-        self._copies = Copies()
-        self._products = products.Products(self._registers, self._shared)
-        self._active = np.ones(threads, bool)  # the threads that are at the present instruction
-        self._elsewhere: dict[int, np.ndarray] = {}  # the other threads, by their next instruction
-        self._place = {axis: np.zeros(threads, np.uint32) for axis in "xyz"}
-        self._grid = {axis: np.ones(threads, np.uint32) for axis in "xyz"}
-        special = self._registers.special
-        for axis in "xyz":
-            special[f"%ctaid.{axis}"], special[f"%nctaid.{axis}"] = self._place[axis], self._grid[axis]
-            special[f"%tid.{axis}"] = self._thread.astype(np.uint32) if axis == "x" else np.zeros(threads, np.uint32)
-            special[f"%ntid.{axis}"] = np.full(threads, threads if axis == "x" else 1, np.uint32)
-        special["%laneid"] = self._lane.astype(np.uint32)
-        self._is_divided = False  # whether `_bind` binds instructions for some of the threads
-        self._runs = [self._bind(one) for one in program.instructions]
-        self._divided_runs: dict[int, Run] = {}  # bound when the threads first execute them separately
-        self._names = [one.registers for one in program.instructions]
-        self._writers = {
-            number: _writers(program, one)
-            for number, one in enumerate(program.instructions)
-            if one.opcode.startswith("wgmma.mma_async")
-        }
-        self._fences = {
-            number for number, one in enumerate(program.instructions) if one.opcode.startswith("wgmma.fence")
-        }
+        self._program, self._parameters, self._memory, self._renames = program, parameters, memory, renames
+        self.shared = SharedMemory(shared_bytes, _smallest_access(program), -(-program.threads // WARP))
+        self.mbarriers = MBarriers(self.shared, memory, maps or {})
+        has_roles = any(one.parts[0] == "brx" for one in program.instructions)
+        size = WARPGROUP if has_roles else program.threads
+        self._groups = [self._group(range(at, at + size)) for at in range(0, program.threads, size)]
+
+    def _group(self, members: range) -> ThreadGroup:
+        return ThreadGroup(self._program, self._parameters, self, members, self._memory, self._renames)
 
     def run(self, place: tuple[int, int, int], grid: tuple[int, int, int]) -> int:
         """Execute the program for one block of the grid; return the number of instructions."""
-        for axis, at, of in zip("xyz", place, grid, strict=True):
-            self._place[axis][:], self._grid[axis][:] = at, of
-        self._registers.clear()
-        self._shared.clear()
-        self._copies.clear()
-        self._products.clear()
+        self.shared.clear()
+        self.mbarriers.clear()
+        self._barriers: dict[int, _Barrier] = {}
+        self._registers = dict.fromkeys(range(self._program.threads // WARP), self._program.max_registers)
         self._memory.begin_block()
-        self._active[:] = True
-        self._elsewhere = {}
-        steps, at, runs, under_way = 0, 0, self._runs, self._products
-        since_fence: set[int] = set()  # the instructions that have run since the last fence of products
-        has_fenced = False
+        for group in self._groups:
+            group.begin(place, grid)
         try:
-            while at != END:
-                if under_way.busy and not self._may_touch(at):
-                    if self._renamed(at):
-                        at += 1
-                        continue
-                    raise PtxFault("touches a register of a product under way")
-                if self._writers:
-                    if at in self._writers and not has_fenced:
-                        raise PtxFault("no wgmma.fence lies before the first product")
-                    if at in self._writers and (unordered := since_fence & self._writers[at]):
-                        writer = self._program.instructions[min(unordered)].text
-                        raise PtxFault(f"no wgmma.fence lies between {writer} and a product with its result")
-                    since_fence.add(at)
-                    if at in self._fences:
-                        since_fence.clear()
-                        has_fenced = True
-                target = self._divided_run(at)() if self._elsewhere else runs[at]()
-                steps += 1
-                at = at + 1 if target is None else target
-                if self._elsewhere:
-                    at = self._meet(at)
-                if steps > MAX_STEPS:
-                    raise PtxFault("the program does not end")
-            self._copies.check_complete()
-            self._products.check_complete()
+            while any(group.at != END for group in self._groups):
+                advanced = [self._advance(group) for group in self._groups if group.at != END]
+                if not any(advanced):
+                    waiting = [group for group in self._groups if group.at != END]
+                    where = "; ".join(self._program.instructions[group.at].text for group in waiting)
+                    raise PtxFault(f"all threads wait: {where}")
+            self.mbarriers.check_complete()
             self._memory.end_block()
+        except WarpsPart:  # at the first branch to roles, before any of them has begun
+            return self.run(place, grid)
         except PtxFault as fault:
-            where = self._program.instructions[at].text if at != END else "at the end"
-            raise PtxFault(f"{self._program.name}, block {place}: {fault}: {where}") from None
-        return steps
+            raise PtxFault(f"{self._program.name}, block {place}: {fault}") from None
+        return sum(group.steps for group in self._groups)
 
-    def _may_touch(self, at: int) -> bool:
-        instruction = self._program.instructions[at]
-        return instruction.parts[0] == "wgmma" or self._products.busy.isdisjoint(self._names[at])
+    def _advance(self, group: ThreadGroup) -> bool:
+        try:
+            return group.advance()
+        except WarpsPart:
+            at = self._groups.index(group)
+            self._groups[at : at + 1] = [self._group(group.members[i : i + WARP]) for i in range(0, WARPGROUP, WARP)]
+            raise
 
-    def _renamed(self, at: int) -> bool:
-        one = self._program.instructions[at]
-        plain = self._renames and one.parts[0] == "mov" and one.guard is None and len(one.registers) == 2
-        return plain and self._products.rename(*one.operands)
+    def meet(self, group: ThreadGroup, number: int, threads: int) -> bool:
+        one = self._barriers.setdefault(number, _Barrier())
+        if group in one.released:
+            one.released.remove(group)
+            return True
+        if group in one.arrived:
+            return False
+        if one.arrived and one.threads != threads:
+            raise PtxFault("the threads of a barrier count differently")
+        one.threads = threads
+        one.arrived.append(group)
+        present = sum(len(other.members) for other in one.arrived)
+        if present > threads:
+            raise PtxFault("more threads arrive at a barrier than it counts")
+        if present < threads:
+            return False
+        self.shared.barrier(np.concatenate([other.warps for other in one.arrived]))
+        one.released += [other for other in one.arrived if other is not group]
+        one.arrived = []
+        return True
 
-    # Threads at different instructions
-
-    def _meet(self, at: int) -> int:
-        """Return the lowest instruction of a thread, and make the threads there the active ones."""
-        lowest = min(at, *self._elsewhere)
-        if lowest < at:
-            self._elsewhere[at] = self._elsewhere.get(at, False) | self._active
-            self._active[:] = False
-        self._active |= self._elsewhere.pop(lowest, False)
-        return lowest
-
-    def _divided_run(self, at: int) -> Run:
-        if at not in self._divided_runs:
-            self._is_divided = True
-            self._divided_runs[at] = self._bind(self._program.instructions[at])
-            self._is_divided = False
-        return self._divided_runs[at]
-
-    # Binding
-
-    def _mask(self, instruction: Instruction) -> Callable[[], np.ndarray]:
-        """Return a function that gives the threads that execute the instruction."""
-        active = self._active
-        if instruction.guard is None:
-            return lambda: active
-        row = self._registers.row(instruction.guard)
-        if self._is_divided:
-            return (lambda: ~row & active) if instruction.negated else (lambda: row & active)
-        return (lambda: ~row) if instruction.negated else (lambda: row)
-
-    def _writer(self, name: str, kind: str, instruction: Instruction) -> Callable[[np.ndarray], None]:
-        """Return a function that writes values of a type to a register, in the threads that execute the instruction."""
-        if name == "_":
-            return lambda values: None
-        target = self._registers.target(name, kind)
-        if instruction.guard is None and not self._is_divided:
-
-            def write_all(values: np.ndarray) -> None:
-                target[:] = values
-
-            return write_all
-        mask = self._mask(instruction)
-        return lambda values: np.copyto(target, values, where=mask(), casting="unsafe")
-
-    def _addresses(self, operand: str) -> Callable[[], np.ndarray]:
-        """Return a function that gives the addresses of `[register + offset]`, [threads] int64."""
-        match = re.fullmatch(r"\[\s*([%\w]+)\s*(?:\+\s*(-?\w+))?\s*\]", operand)
-        assert match, f"no address: {operand}"
-        offset = int(match[2] or "0", 0)
-        if match[1] == "global_smem":
-            fixed = np.full(self._program.threads, BASE + offset, np.int64)
-            return lambda: fixed
-        row = self._registers.row(match[1])
-        return lambda: row.astype(np.int64) + offset
-
-    def _bind(self, instruction: Instruction) -> Run:
-        """Return the effect of an instruction. It returns the index of the next one, or None for the following one."""
-        binders = {
-            "bra": self._branch, "ret": self._return, "mov": self._move, "ld": self._load, "st": self._store,
-            "cp": self._copy, "bar": self._barrier, "barrier": self._barrier, "fence": self._fence,
-            "atom": self._atomic, "griddepcontrol": self._grid_dependency,
-            "shfl": self._shuffle, "redux": self._reduce, "ldmatrix": self._load_matrix,
-            "stmatrix": self._store_matrix, "mma": self._warp_product, "wgmma": self._product,
-        }  # fmt: skip
-        if self._is_divided and instruction.parts[0] in COLLECTIVE:
-            return _refuse
-        binder = binders.get(instruction.parts[0], self._compute)
-        return binder(instruction)
-
-    def _compute(self, instruction: Instruction) -> Run:
-        function = arithmetic.function_of(instruction)
-        assert function is not None, f"the emulator does not know {instruction.opcode}"
-        target, *operands = instruction.operands
-        sources = [self._registers.source(one, kind) for one, kind in zip(operands, function.sources, strict=True)]
-        write, compute = self._writer(target, function.target, instruction), function.compute
-
-        def run() -> None:
-            write(compute(*sources))
-
-        return run
-
-    def _move(self, instruction: Instruction) -> Run:
-        target, source = instruction.operands
-        kind = instruction.parts[-1]
-        if source == "global_smem":
-            write = self._writer(target, kind, instruction)
-            base = np.full(self._program.threads, BASE, DTYPES[kind])
-            return lambda: write(base)
-        if source.startswith("{"):
-            parts = in_braces(source)
-            part_kind = f"b{8 * DTYPES[kind].itemsize // len(parts)}"
-            sources = [self._registers.source(one, part_kind) for one in parts]
-            write = self._writer(target, kind, instruction)
-            return lambda: write(np.stack(sources, axis=1).view(DTYPES[kind]).reshape(-1))
-        if target.startswith("{"):
-            parts = in_braces(target)
-            part_kind = f"b{8 * DTYPES[kind].itemsize // len(parts)}"
-            whole = self._registers.source(source, kind)
-            writers = [self._writer(one, part_kind, instruction) for one in parts]
-
-            def run() -> None:
-                pieces = np.ascontiguousarray(whole).view(DTYPES[part_kind]).reshape(len(whole), -1)
-                for number, write_part in enumerate(writers):
-                    write_part(pieces[:, number])
-
-            return run
-        return self._compute(instruction)
-
-    def _branch(self, instruction: Instruction) -> Run:
-        target = self._program.labels[instruction.operands[0]]
-        if instruction.guard is None:
-            return lambda: target
-        mask = self._mask(instruction)
-
-        def run() -> int | None:
-            taken = mask()
-            left = self._active & ~taken
-            if not taken.any():
-                return None
-            if left.any():
-                self._elsewhere[target] = self._elsewhere.get(target, False) | taken
-                self._active[:] = left
-                return None
-            return target
-
-        return run
-
-    def _return(self, instruction: Instruction) -> Run:
-        assert instruction.guard is None, "the emulator does not know guarded returns"
-        return lambda: END
-
-    # Memory
-
-    def _load(self, instruction: Instruction) -> Run:
-        parts, kind = instruction.parts, instruction.parts[-1]
-        names = in_braces(instruction.operands[0])
-        if parts[1] == "param":
-            (name,) = names
-            bits = self._parameters[instruction.operands[1].strip("[] ")]
-            write, size = self._writer(name, kind, instruction), DTYPES[kind].itemsize
-            value = np.full(self._program.threads, bits & (2 ** (8 * size) - 1), f"u{size}").view(DTYPES[kind])
-            return lambda: write(value)
-        writers = [self._writer(one, kind, instruction) for one in names]
-        addresses, mask, dtype = self._addresses(instruction.operands[1]), self._mask(instruction), DTYPES[kind]
-        size, shared = dtype.itemsize * len(names), parts[1] == "shared"
-        threads = self._program.threads
-
-        def run() -> None:
-            at, active = addresses(), mask()
-            if shared:
-                found = self._shared.read(at[active], size, self._warps[active])
-            else:
-                found = self._memory.read(at[active], size)
-            data = np.zeros((threads, size), np.uint8)
-            data[active] = found
-            values = data.view(dtype)
-            for number, write_one in enumerate(writers):
-                write_one(values[:, number])
-
-        return run
-
-    def _store(self, instruction: Instruction) -> Run:
-        parts, kind = instruction.parts, instruction.parts[-1]
-        sources = [self._registers.source(one, kind) for one in in_braces(instruction.operands[1])]
-        addresses, mask = self._addresses(instruction.operands[0]), self._mask(instruction)
-        shared = parts[1] == "shared"
-
-        def run() -> None:
-            at, active = addresses(), mask()
-            data = np.stack([one[active] for one in sources], axis=1).view(np.uint8)
-            if shared:
-                self._shared.write(at[active], data, self._warps[active])
-            else:
-                self._memory.write(at[active], data)
-
-        return run
-
-    def _atomic(self, instruction: Instruction) -> Run:
-        """Bind an atomic addition to global memory. The threads of a block add one after the other."""
-        parts, kind = instruction.parts, instruction.parts[-1]
-        known = parts[1] == "global" and "relaxed" in parts and "add" in parts and kind in ("u32", "s32", "u64")
-        assert known, f"the emulator does not know {instruction.opcode}"
-        source = self._registers.source(instruction.operands[2], kind)
-        write = self._writer(instruction.operands[0], kind, instruction)
-        addresses, mask, dtype = self._addresses(instruction.operands[1]), self._mask(instruction), DTYPES[kind]
-        threads = self._program.threads
-
-        def run() -> None:
-            at, active = addresses(), mask()
-            places, number = np.unique(at[active], return_inverse=True)
-            added = source[active]
-            before = self._memory.read(places, dtype.itemsize).view(dtype)[:, 0]
-            order = np.argsort(number, kind="stable")
-            sums = np.cumsum(added[order], dtype=dtype)
-            is_first = np.diff(number[order], prepend=-1) != 0
-            start = (sums - added[order])[is_first]  # what the threads of other places have added
-            found = np.zeros(threads, dtype)
-            found[np.flatnonzero(active)[order]] = (before - start)[number[order]] + sums - added[order]
-            total = before.copy()
-            np.add.at(total, number, added)
-            self._memory.write(places, total.view(np.uint8).reshape(len(places), dtype.itemsize))
-            write(found)
-
-        return run
-
-    def _copy(self, instruction: Instruction) -> Run:
-        kind = instruction.parts[2]
-        if kind == "commit_group":
-            return self._copies.commit
-        if kind in ("wait_group", "wait_all"):
-            pending = int(instruction.operands[0]) if kind == "wait_group" else 0
-            return lambda: self._copies.wait(pending)
-        assert kind in ("ca", "cg"), f"the emulator does not know {instruction.opcode}"
-        size = int(instruction.operands[2], 0)
-        to, source = (self._addresses(one) for one in instruction.operands[:2])
-        count = self._registers.source(instruction.operands[3] if len(instruction.operands) > 3 else str(size), "u32")
-        mask = self._mask(instruction)
-
-        def run() -> None:
-            active = mask().copy()
-            at, from_, read = to()[active], source()[active], count[active]
-            warps = self._warps[active]
-            self._memory.check_read(from_[read > 0], size)
-            self._shared.begin_copy(at, size, warps)
-
-            def deliver() -> None:
-                data = np.zeros((len(at), size), np.uint8)
-                some = read > 0
-                data[some] = self._memory.read(from_[some], size)
-                data[np.arange(size)[None, :] >= read[:, None]] = 0
-                self._shared.end_copy(at, data, warps)
-
-            self._copies.begin(deliver)
-
-        return run
-
-    def _barrier(self, instruction: Instruction) -> Run:
-        if "warp" in instruction.parts:
-            return lambda: None  # the lanes of a warp are in step
-        return self._shared.barrier
-
-    def _grid_dependency(self, instruction: Instruction) -> Run:
-        """Bind `griddepcontrol`. The next kernel may start at any time, which `GlobalMemory` takes it to do."""
-        return self._memory.wait if instruction.parts[1] == "wait" else lambda: None
-
-    def _fence(self, instruction: Instruction) -> Run:
-        return self._shared.fence if "proxy" in instruction.parts else lambda: None
-
-    # Exchange between the lanes of a warp
-
-    def _shuffle(self, instruction: Instruction) -> Run:
-        mode = instruction.parts[2]
-        target = instruction.operands[0]
-        assert "|" not in target, "the emulator does not know shuffles with a predicate"
-        source = self._registers.source(instruction.operands[1], "b32")
-        distance = self._registers.source(instruction.operands[2], "s32")
-        write, lane, first = self._writer(target, "b32", instruction), self._lane, self._first_of_warp
-
-        def run() -> None:
-            if mode == "bfly":
-                other = lane ^ distance
-            elif mode == "idx":
-                other = distance % WARP
-            elif mode == "up":
-                other = np.where(lane - distance < 0, lane, lane - distance)
-            else:
-                other = np.where(lane + distance >= WARP, lane, lane + distance)
-            write(source[first + other])
-
-        return run
-
-    def _reduce(self, instruction: Instruction) -> Run:
-        kind = instruction.parts[-1]
-        function = {"add": np.add, "min": np.minimum, "max": np.maximum, "or": np.bitwise_or, "and": np.bitwise_and}[
-            instruction.parts[2]
-        ]
-        source = self._registers.source(instruction.operands[1], kind)
-        write = self._writer(instruction.operands[0], kind, instruction)
-
-        def run() -> None:
-            by_warp = function.reduce(source.reshape(-1, WARP), axis=1, dtype=source.dtype)
-            write(np.repeat(by_warp, WARP))
-
-        return run
-
-    # Matrices
-
-    def _load_matrix(self, instruction: Instruction) -> Run:
-        names, transposed = in_braces(instruction.operands[0]), "trans" in instruction.parts
-        writers = [self._writer(one, "b32", instruction) for one in names]
-        addresses = self._addresses(instruction.operands[1])
-        lane, first, thread = self._lane, self._first_of_warp, self._thread
-        active = lane < 8 * len(names)
-
-        def run() -> None:
-            rows = np.zeros((len(thread), 8), np.uint16)
-            rows[active] = self._shared.read(addresses()[active], 16, self._warps[active]).view(np.uint16)
-            for number, write in enumerate(writers):
-                if transposed:
-                    place = first + 8 * number + 2 * (lane % 4)
-                    low, high = rows[place, lane // 4], rows[place + 1, lane // 4]
-                else:
-                    place, column = first + 8 * number + lane // 4, 2 * (lane % 4)
-                    low, high = rows[place, column], rows[place, column + 1]
-                write(low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16)))
-
-        return run
-
-    def _store_matrix(self, instruction: Instruction) -> Run:
-        names, transposed = in_braces(instruction.operands[1]), "trans" in instruction.parts
-        sources = [self._registers.source(one, "b32") for one in names]
-        addresses = self._addresses(instruction.operands[0])
-        lane, first, thread = self._lane, self._first_of_warp, self._thread
-        active = lane < 8 * len(names)
-
-        def run() -> None:
-            rows = np.zeros((len(thread), 8), np.uint16)
-            for number, source in enumerate(sources):
-                low, high = (source & np.uint32(0xFFFF)).astype(np.uint16), (source >> np.uint32(16)).astype(np.uint16)
-                if transposed:
-                    place = first + 8 * number + 2 * (lane % 4)
-                    rows[place, lane // 4], rows[place + 1, lane // 4] = low, high
-                else:
-                    place, column = first + 8 * number + lane // 4, 2 * (lane % 4)
-                    rows[place, column], rows[place, column + 1] = low, high
-            self._shared.write(addresses()[active], rows.view(np.uint8)[active], self._warps[active])
-
-        return run
-
-    def _warp_product(self, instruction: Instruction) -> Run:
-        return products.warp_product(self._registers, instruction)
-
-    def _product(self, instruction: Instruction) -> Run:
-        kind = instruction.parts[1]
-        if kind == "commit_group":
-            return self._products.commit
-        if kind == "wait_group":
-            pending = int(instruction.operands[0])
-            return lambda: self._products.wait(pending)
-        return (lambda: None) if kind == "fence" else self._products.begin(instruction)
-
-
-def _refuse() -> None:
-    raise PtxFault("some threads of the block are at another instruction")
-
-
-def _writers(program: Program, product: Instruction) -> frozenset[int]:
-    """Return the instructions that write an accumulator of a product, or its operand in registers.
-
-    Copies from register to register do not count. LLVM places such copies between the fence and the product, and ptxas
-    adds a fence after them.
-    """
-    vectors = [in_braces(operand) for operand in product.operands[:2] if operand.startswith("{")]
-    named = {name for vector in vectors for name in vector}
-    return frozenset(
-        number
-        for number, one in enumerate(program.instructions)
-        if one.parts[0] != "mov" and not named.isdisjoint(one.written)
-    )
+    def resize(self, group: ThreadGroup, registers: int, grows: bool) -> bool:
+        if registers % 8 or not 24 <= registers <= 256:
+            raise PtxFault("a thread cannot have this number of registers")
+        now = {self._registers[warp] for warp in group.warps}
+        if any((registers > count) != grows for count in now if count != registers):
+            raise PtxFault("registers are added by setmaxnreg.inc, and given back by setmaxnreg.dec")
+        of_block = self._program.max_registers * len(self._registers)
+        others = sum(count for warp, count in self._registers.items() if warp not in group.warps)
+        if others + registers * len(group.warps) > of_block:
+            return False
+        self._registers |= dict.fromkeys(group.warps, registers)
+        return True
 
 
 def _smallest_access(program: Program) -> int:
-    """Return the fewest bytes of shared memory that an instruction of the program touches at a time, at most 4."""
+    """Return the fewest bytes of shared memory that a store of the program writes at a time, at most 4."""
     sizes = [
-        DTYPES[one.parts[-1]].itemsize * len(in_braces(one.operands[0 if one.parts[0] == "ld" else 1]))
+        DTYPES[one.parts[-1]].itemsize * len(in_braces(one.operands[1]))
         for one in program.instructions
-        if one.parts[0] in ("ld", "st") and "shared" in one.parts
+        if one.parts[0] == "st" and "shared" in one.parts
     ]
     return min([4, *sizes])

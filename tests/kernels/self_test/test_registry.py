@@ -163,6 +163,8 @@ def test_every_kernel_of_the_table_is_tested(uses: KernelUses, triton: kernels.O
     covered = {case.kernel for case in cases_of(triton, uses, QUICK)}
     covered |= {case.kernel for case in cases_of(triton, replace(uses, gate="gelu_tanh"), QUICK)}
     covered |= {case.kernel for case in cases_of(triton, replace(uses, linears=FP8_LINEARS), QUICK)}
+    triton.launch_options = replace(triton.launch_options, hopper_prefill=True)
+    covered |= {case.kernel for case in cases_of(triton, uses, QUICK)}
     assert set(REPLACEMENTS) - {GRAPH} <= covered  # the graph has its test in test_devices.py
 
 
@@ -222,6 +224,25 @@ def test_wrong_attention_is_noticed_and_replaced(uses: KernelUses, triton: kerne
         with monkeypatch.context() as patch:
             patch.setattr(attention, name, wrong(getattr(attention, name)))
             check_replaced(ops, uses, kernel)
+
+
+def test_the_kernel_for_hopper_is_replaced_by_the_one_for_new_prompts(uses: KernelUses, monkeypatch):
+    """Here a stand-in of the kernel writes zeros. tests/kernels/ptx/test_hopper_prefill.py runs the kernel itself."""
+    from quire.kernels.gpu import hopper_prefill
+
+    calls = []
+
+    def wrong(*arguments: object) -> None:
+        calls.append(arguments)
+        arguments[5].zero_()
+
+    monkeypatch.setattr(hopper_prefill, "hopper_prefill", wrong)
+    monkeypatch.setattr(hopper_prefill, "supports", lambda *_: True)
+    ops = make_triton_ops(torch.float32, monkeypatch)
+    ops.launch_options = replace(ops.launch_options, hopper_prefill=True)
+    ops.check_ids = False
+    check_replaced(ops, uses, "hopper")
+    assert len(calls) == 1
 
 
 def test_wrong_kernels_are_refused_in_the_batch_invariant_mode(uses: KernelUses, monkeypatch):

@@ -114,6 +114,7 @@ def test_a_chunk_that_is_left_out_of_the_sum_is_noticed(triton, monkeypatch):
 
 
 def test_a_prompt_does_not_read_the_blocks_of_its_own_keys(triton):
+    from quire.kernels.gpu.attention import FRESH_KERNEL
     from quire.kernels.self_test.attention import NEW, AttentionInputs
     from quire.kernels.self_test.triton_cases import _of_fresh
 
@@ -122,5 +123,5 @@ def test_a_prompt_does_not_read_the_blocks_of_its_own_keys(triton):
     for cache in step.caches:
         cache.fill_(float("nan"))
     with torch.inference_mode():
-        (found,) = _of_fresh("new prompts", step).run()
+        (found,) = _of_fresh("new prompts", step, FRESH_KERNEL).run()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -27,6 +27,7 @@ CAPABILITIES = (80, 89, 90, 100, 120)
 LOOPING = (
     "decode_kernel",
     "prefill_kernel",
+    "hopper_prefill_kernel",
     "matmul_kernel",
     "one_row_kernel",
     "few_rows_kernel",
@@ -37,7 +38,7 @@ LOOPING = (
 NOTED = (
     *("HGMMA", "HMMA", "UTCHMMA", "LDTM", "STTM"),
     *("MUFU", "F2F", "F2FP", "PRMT"),
-    *("LDGSTS", "LDG", "LDSM", "LDS", "STS", "STSM", "SHFL", "BAR"),
+    *("UTMALDG", "LDGSTS", "LDG", "LDSM", "LDS", "STS", "STSM", "SHFL", "BAR"),
     *("LDL", "STL"),
 )
 

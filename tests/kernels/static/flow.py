@@ -13,10 +13,12 @@ MAX_STATES = 500
 
 
 class Jump(NamedTuple):
-    """The instructions that may run next: the one at the index `target`, and the following one if `falls_through`."""
+    """The instructions that may run next: those at the indices `target` and `others`, and the following one if
+    `falls_through`."""
 
     target: int | None
     falls_through: bool
+    others: tuple[int, ...] = ()
 
 
 NEXT = Jump(None, True)
@@ -35,11 +37,11 @@ class Flow:
         ends = {i + 1 for i, jump in enumerate(jumps) if jump != NEXT}
         starts = sorted(({0} | ends | set(labels)) - {len(jumps)})
         blocks = [range(start, end) for start, end in zip(starts, [*starts[1:], len(jumps)], strict=True)]
-        place = {block.start: number for number, block in enumerate(blocks)}
+        place: dict[int | None, int] = {block.start: number for number, block in enumerate(blocks)}
         successors = []
         for number, block in enumerate(blocks):
             jump = jumps[block[-1]]
-            found = [] if jump.target is None or jump.target not in place else [place[jump.target]]
+            found = [place[target] for target in (jump.target, *jump.others) if target in place]
             if jump.falls_through and number + 1 < len(blocks):
                 found.append(number + 1)
             successors.append(list(dict.fromkeys(found)))

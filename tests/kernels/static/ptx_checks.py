@@ -20,6 +20,9 @@ def flow_of(program: Program) -> Flow:
     for one in program.instructions:
         if one.parts[0] == "bra":
             jumps.append(Jump(program.labels[one.operands[0]], one.guard is not None))
+        elif one.parts[0] == "brx":
+            first, *others = (program.labels[name] for name in program.tables[one.operands[1]])
+            jumps.append(Jump(first, False, tuple(others)))
         elif one.parts[0] in ("ret", "exit", "trap"):
             jumps.append(Jump(None, one.guard is not None))
         else:

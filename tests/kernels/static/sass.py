@@ -19,6 +19,8 @@ BRANCHES, ENDS = ("BRA", "JMP", "BRX"), ("EXIT", "RET")
 # Instructions whose first operand, if it is a register, is no result.
 STORES = ("STG", "STS", "STL", "ST", "STSM", "STTM", "LDGSTS", "RED", "REDG", "REDS", "UTMALDG", "R2UR", "R2P", "R2B")
 PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "BGMMA")  # of warpgroups
+MAX_GROUPS = 8  # of products that are told apart
+Busy = frozenset[tuple[bool, int]]  # registers, and whether only writing to them is forbidden
 WIDE = ("DADD", "DMUL", "DFMA", "IMAD.WIDE", "UIMAD.WIDE")
 
 
@@ -106,10 +108,11 @@ class Code:
         jumps = []
         for one in self.instructions:
             if one.name in BRANCHES:
-                target = re.search(r"(\.L_x_\d+)", " ".join(one.operands))
-                assert target, f"the target of {one.text} is unknown"
-                is_conditional = one.guard is not None or len(one.operands) > 1
-                jumps.append(Jump(self.labels[target[1]], is_conditional))
+                targets = re.findall(r"\.L_x_\d+", " ".join(one.operands))
+                assert targets, f"the target of {one.text} is unknown"
+                is_conditional = one.guard is not None or (len(one.operands) > 1 and one.name != "BRX")
+                first, *others = (self.labels[target] for target in targets)
+                jumps.append(Jump(first, is_conditional, tuple(others)))
             elif one.name in ENDS:
                 jumps.append(Jump(None, one.guard is not None))
             else:
@@ -142,6 +145,26 @@ def parse(text: str) -> Code:
     return Code(instructions, labels)
 
 
+def beyond_allocation(code: Code, registers: int) -> list[str]:
+    """Find instructions that name a register which their warp does not have.
+
+    registers: of a thread at the start. `USETMAXREG` (PTX: `setmaxnreg`) changes their number.
+    """
+    found: dict[int, str] = {}
+
+    def step(state: int, index: int) -> int:
+        one = code.instructions[index]
+        if one.name == "USETMAXREG":
+            return int(one.operands[-1], 0)
+        named = one.accumulators | one.operand_registers if one.is_product else one.written | one.read
+        if beyond := [r for r in named if r >= state]:
+            found[index] = f"{one.text[:70]}: R{max(beyond)} is beyond the {state} registers of its warp"
+        return state
+
+    code.flow.walk(registers, step)
+    return [found[index] for index in sorted(found)]
+
+
 def touched_before_wait(code: Code) -> list[str]:
     """Find instructions that touch a register of a product of warpgroups under way.
 
@@ -150,19 +173,24 @@ def touched_before_wait(code: Code) -> list[str]:
     """
     found: dict[int, str] = {}
 
-    def step(state: frozenset[tuple[bool, int]], index: int) -> frozenset[tuple[bool, int]]:
+    def step(state: tuple[Busy, ...], index: int) -> tuple[Busy, ...]:
+        # The registers of each group of products, the last of which is open.
         one = code.instructions[index]
         if one.is_product:
-            # (whether only writing is forbidden, register)
-            return state | {(False, r) for r in one.accumulators} | {(True, r) for r in one.operand_registers}
+            mine = {(False, r) for r in one.accumulators} | {(True, r) for r in one.operand_registers}
+            groups = (*state[:-1], state[-1] | mine)
+            if "gsb0" not in one.operands:
+                return groups
+            return (groups[0] | groups[1], *groups[2:], Busy()) if len(groups) > MAX_GROUPS else (*groups, Busy())
         if one.opcode.startswith("WARPGROUP.DEPBAR"):
-            # Groups that may still run are not told apart: a wait for all but some is taken for none.
-            return frozenset() if one.operands[-1] == "0x0" else state
-        busy = {r for _, r in state}
-        touched = (one.written & busy) | (one.read & {r for only_writing, r in state if not only_writing})
+            left = int(one.operands[-1], 0)
+            return state[max(0, len(state) - 1 - left) :]
+        under_way = Busy().union(*state)
+        busy = {r for _, r in under_way}
+        touched = (one.written & busy) | (one.read & {r for only_writing, r in under_way if not only_writing})
         if touched:
             found[index] = f"{one.text[:70]}: touches {', '.join(f'R{r}' for r in sorted(touched)[:3])} before the wait"
         return state
 
-    code.flow.walk(frozenset(), step)
+    code.flow.walk((Busy(),), step)
     return [found[index] for index in sorted(found)]

@@ -50,6 +50,9 @@ OTHER_BUFFER = ("prefill_kernel", "fp8")
 # The branch that leaves a program without work depends on a sum over experts. Each warp adds up the same numbers, so
 # that the sum is the same in all threads. The emulator, which allows threads to part, finds that they do not.
 BRANCHES_ON_A_SUM = "grouped_kernel"
+# Its warps have roles, and meet at barriers of their role alone. The emulator runs each role on its own, and finds that
+# the threads of a role stay together (tests/kernels/ptx/test_hopper_prefill.py).
+HAS_ROLES = "hopper_prefill_kernel"
 
 Served = Callable[..., list["StaticKernel"]]
 
@@ -89,7 +92,8 @@ def test_no_branch_divides_the_threads_before_a_barrier(served: Served, capabili
     found = {
         str(one): lines
         for one in served(capability, shape)
-        if (lines := ptx_checks.divided_barriers(one.program, trusts_sums=one.name == BRANCHES_ON_A_SUM))
+        if one.name != HAS_ROLES
+        and (lines := ptx_checks.divided_barriers(one.program, trusts_sums=one.name == BRANCHES_ON_A_SUM))
     }
     assert not found, unexpected(found)
 
@@ -139,7 +143,7 @@ def test_no_assembler_touches_a_register_of_a_product_under_way(served: Served, 
             with assembled(one.ptx, HOPPER, path) as cubin:
                 code = sass.parse(sass.disassemble(cubin))
             assert any(instruction.is_product for instruction in code.instructions), one
-            found = sass.touched_before_wait(code)
+            found = sass.touched_before_wait(code) + sass.beyond_allocation(code, one.registers)
             assert not found, f"ptxas {name}, {one}: {found}"
             checked += 1
     assert checked, "there was nothing to check"
@@ -170,6 +174,18 @@ def test_a_left_out_wait_is_found_in_ptx_and_in_machine_code(served: Served, tmp
     doctored = re.sub(r"WARPGROUP\.DEPBAR\S*\s+gsb0, 0x0", "NOP", text)
     assert doctored != text
     assert sass.touched_before_wait(sass.parse(doctored))
+
+
+def test_a_wait_for_too_few_products_and_a_register_beyond_the_allocation_are_found(served: Served) -> None:
+    one = of(served, HAS_ROLES)
+    assert sass.touched_before_wait(one.code) == sass.beyond_allocation(one.code, one.registers) == []
+    text = sass.disassemble(one.file.with_suffix(".cubin"))
+    for pattern, instead in ((r"(DEPBAR\S*\s+gsb0,) 0x0", r"\1 0x1"), (r"(DEPBAR\S*\s+gsb0,) 0x1", r"\1 0x2")):
+        doctored = re.sub(pattern, instead, text)
+        assert doctored != text
+        assert sass.touched_before_wait(sass.parse(doctored))
+    doctored = re.sub(r"(USETMAXREG\S*\s+(?:UP\d, )?)0x(18|f0)\b", r"\g<1>0x10", text)
+    assert sass.beyond_allocation(sass.parse(doctored), one.registers)
 
 
 def test_a_left_out_barrier_is_found(served: Served) -> None:
@@ -223,7 +239,8 @@ def test_no_value_of_an_fp8_cache_is_converted_alone(capability: int) -> None:
 
 
 def test_no_loop_reads_spilled_registers() -> None:
-    for name in ("decode_kernel", "prefill_kernel", "matmul_kernel", "grouped_kernel", "grouped_matmul_kernel"):
+    names = "decode_kernel", "prefill_kernel", HAS_ROLES, "matmul_kernel", "grouped_kernel", "grouped_matmul_kernel"
+    for name in names:
         loops = loops_of(name)
         assert loops, name
         assert not [where for where, text in loops.items() if "LDL" in text], name

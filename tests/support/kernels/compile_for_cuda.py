@@ -231,6 +231,9 @@ def attend(shape: Attention) -> None:
         step = AttentionPlan(ops.launch_options, *of_step, split=split)
         extras = (torch.zeros(heads), 30.0) if shape.capped else (None, 0.0)
         step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh if split else None, *extras)
+        if split and compute_capability == 90:
+            step.options = replace(step.options, hopper_prefill=True)
+            step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), fresh, *extras)
         if dependent and not split:
             step.dependent = True
             step.attend(q, *caches, 0.1, shape.window, torch.empty_like(q), None, *extras)

@@ -23,6 +23,7 @@ if HAS_TRITON and not ON_CUDA:
     # Triton, and these kernels, read it when functions are decorated, so neither may have been imported before.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
+        import quire.kernels.gpu.hopper_prefill  # Gluon, too
         import quire.kernels.gpu.ops
     import triton
 

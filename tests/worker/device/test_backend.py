@@ -60,12 +60,16 @@ def test_a_triton_that_compiles_attention_wrongly_is_refused_by_name(
     assert backend.make_ops(WorkerSettings(kernels="reference"), CUDA, torch.bfloat16).name == "reference"
 
 
-def test_the_triton_kernels_round_activations_if_they_are_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_triton_kernels_round_activations_and_have_the_kernel_for_hopper_if_asked_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.7.1"))
     monkeypatch.setattr(kernels, "triton_ops", lambda *given: given)
     for name, rounds in (("fp8", False), ("fp8-dynamic", True)):
-        made = backend.make_ops(WorkerSettings(quantization=name), CUDA, torch.bfloat16)
-        assert made == (CUDA, torch.bfloat16, False, False, rounds)  # type: ignore[comparison-overlap]
+        for hopper in (False, True):
+            settings = WorkerSettings(quantization=name, hopper_prefill=hopper)
+            made = backend.make_ops(settings, CUDA, torch.bfloat16)
+            assert made == (CUDA, torch.bfloat16, False, False, rounds, hopper)  # type: ignore[comparison-overlap]
     with pytest.raises(StartError, match="fp8-dynamic: torch computes this model; take --quantization fp8"):
         backend.make_ops(WorkerSettings(quantization="fp8-dynamic", kernels="reference"), CUDA, torch.bfloat16)
 
