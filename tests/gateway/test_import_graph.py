@@ -23,7 +23,7 @@ PACKAGE = "quire.gateway"
 # The command line starts `main` and is not a part of the service: two layers and five arrows more.
 COMMAND_LINE = ("__main__.py", "commands.py")
 # As many as there are. An average per module would forbid to merge two small modules.
-MAX_ARROWS = 912
+MAX_ARROWS = 913
 MAX_ARROWS_OF_ONE_MODULE = 20
 # The graph of rooms has the command line too: `__main__`, whose place Python fixes, belongs to the room of `commands`.
 ENTRY_ROOM = "server"
