@@ -6,7 +6,7 @@ import json
 from enum import StrEnum
 from typing import Any
 
-from quire.gateway.api.responses.output_items import ItemStatus, ItemType, OutputItems
+from quire.gateway.api.responses.output_items import WARM_UP, ItemStatus, ItemType, OutputItems
 from quire.gateway.errors.api_errors import ApiError, Cancelled
 from quire.gateway.model.served_model import ServedModel
 from quire.gateway.stream import sse
@@ -70,6 +70,9 @@ class ResponseBody:
 
     def ended(self, output: OutputItems, usage: dict[str, Any]) -> str:
         """Return a complete or incomplete response."""
+        if output.is_warm_up:  # the one token that was computed is not in the answer
+            none = {"completion_tokens": 0, "completion_tokens_details": {}, "total_tokens": usage["prompt_tokens"]}
+            usage = {**usage, **none}
         return self._write(end_status(output), output, usage=sse.dumps(usage_of(usage)))
 
     def failed(self, output: OutputItems, error: ApiError) -> str:
@@ -100,8 +103,13 @@ def end_status(output: OutputItems) -> ResponseStatus:
 
 def joined_echo(fields: str, compaction: str) -> str:
     """Return what the metadata of a response has: JSON of the fields that repeat the call, and on another line the
-    content of the compaction that the output begins with, if there is one."""
+    `compaction` of `OutputItems`, if there is one."""
     return f"{fields}\n{compaction}" if compaction else fields
+
+
+def warm_up_echo(fields: str) -> str:
+    """Return what the metadata of a response has that only computes its prompt."""
+    return joined_echo(fields, WARM_UP)
 
 
 def split_echo(echo: str) -> tuple[str, str]:

@@ -56,6 +56,8 @@ class Chain:
     """The chain of one connection: its last response that is not stored, with all items before."""
 
     memory: ChainMemory
+    # True if the running call only computes its prompt (`generate: false`).
+    is_warm_up: bool = False
     _kept: _Kept | None = None
     # Items before the answer of the running response, and the files of their images; None if it is stored.
     _begun: tuple[list[Item], Mapping[str, bytes]] | None = None

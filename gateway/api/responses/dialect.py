@@ -12,7 +12,7 @@ from aiohttp import web
 from quire.gateway.api.call import Call
 from quire.gateway.api.dialect import Dialect
 from quire.gateway.api.request_limits import RequestLimits
-from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored
+from quire.gateway.api.responses.body import PREFIX, ResponseStatus, is_stored, warm_up_echo
 from quire.gateway.api.responses.chain import Chain
 from quire.gateway.api.responses.events import START, ResponseEvents
 from quire.gateway.api.responses.images import (
@@ -121,7 +121,9 @@ class ResponseDialect(Dialect):
         # The items of a conversation are read from the stored response when it has ended.
         is_stored = may_store and (request.is_stored or joined is not None)
         request = request.following(before)
-        echo = request.echo()
+        echo, warms_up = request.echo(), self._chain is not None and self._chain.is_warm_up
+        if warms_up:
+            request, echo = request.for_warm_up(), warm_up_echo(echo)
         items = before + await self._resolved(request.items, before)
         if joined is not None:
             items = with_own_ids(items)
@@ -137,7 +139,7 @@ class ResponseDialect(Dialect):
             else:
                 call = await fitting_call(request, items, limits, renderer, echo)
             most = request.compact_threshold
-            is_long = may_store and not request.compacts and 0 < most < call.about.prompt_tokens
+            is_long = may_store and not request.compacts and not warms_up and 0 < most < call.about.prompt_tokens
             if self._summarise and is_long and not (self._is_repeated and await self._is_repeated()):
                 call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
@@ -180,7 +182,8 @@ class ResponseDialect(Dialect):
         """Return the items before the input, whose images have no files yet. Raises ApiError."""
         if request.previous:
             known = await self._chain.before(request.previous) if self._chain is not None else None
-            return known or await self.store.whole_conversation(request.previous), None
+            # A warm-up without input has no items.
+            return await self.store.whole_conversation(request.previous) if known is None else known, None
         if not request.conversation_id:
             return [], None
         if self._conversations is None:

@@ -47,6 +47,8 @@ _TYPES = {
     PartKind.CALL: ItemType.FUNCTION_CALL,
     PartKind.ARGUMENTS: ItemType.FUNCTION_CALL,
 }
+# What `joined_echo` has for a response that only computes its prompt.
+WARM_UP = "warm-up"
 NO_NAMES: Mapping[str, FunctionName] = {}
 # Reasons for which an answer ends too early.
 CUT = (OutcomeName.LENGTH, OutcomeName.REPETITION)
@@ -126,7 +128,7 @@ class OutputItems:
         self, call_id: str, texts: TokenTexts, names: Mapping[str, FunctionName] = NO_NAMES, compaction: str = ""
     ) -> None:
         """names: of functions within namespaces, by the name that the model knows. compaction: content of
-        the first item; KEEPS or REPLACES if the answer is a summary; empty for none.
+        the first item; KEEPS or REPLACES if the answer is a summary; WARM_UP if there is no output; empty for none.
         """
         self._call_id = call_id
         self._texts = texts
@@ -140,9 +142,12 @@ class OutputItems:
         self.finish_reason = ""
         # The type of the item that a part of each kind belongs to; other parts are left out.
         self._types = _TYPES
+        self.is_warm_up = compaction == WARM_UP
         self._summary = Compaction("", [] if compaction == REPLACES else None)
         if compaction in (KEEPS, REPLACES):
             self._types = {PartKind.CONTENT: ItemType.COMPACTION}
+        elif self.is_warm_up:
+            self._types = {}
         elif compaction:
             item_id = f"{_PREFIXES[ItemType.COMPACTION]}{call_id}_0"
             first = OutputItem(0, ItemType.COMPACTION, item_id, status=ItemStatus.COMPLETED)
@@ -206,6 +211,8 @@ class OutputItems:
     def is_cut(self) -> bool:
         """True if the answer reached its token limit, repeated itself, ended inside of a function call, or is a summary
         without text."""
+        if self.is_warm_up:
+            return False
         if self._types is not _TYPES and not self.items:
             return True
         return self.finish_reason in CUT or any(item.status == ItemStatus.INCOMPLETE for item in self.items)

@@ -110,6 +110,12 @@ class ResponseRequest:
         call = replace(self.call, common=replace(self.call.common, grammar=""), grammar_parameter="")
         return replace(self, tools=GivenTools(), choice=ToolChoice(), call=call)
 
+    def for_warm_up(self) -> ResponseRequest:
+        """Return the call with one token, the least that computes a prompt. Raises InvalidRequest."""
+        if self.compacts:
+            raise refused("generate", "generate cannot be false with compaction_trigger: its answer is the compaction.")
+        return replace(self, call=replace(self.call, max_tokens=1))
+
     def conversation(self, items: Sequence[Item]) -> Conversation:
         """Return the conversation of these items. Raises InvalidRequest."""
         return Conversation(

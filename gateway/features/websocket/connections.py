@@ -48,7 +48,6 @@ _WEBSOCKET = "sec-websocket-"
 _FIXED = {
     "stream": (True, "over a WebSocket a response is always streamed"),
     "background": (False, "a response over a WebSocket is not in the background"),
-    "generate": (True, "this server does not prepare responses without an answer"),
 }
 
 
@@ -253,7 +252,9 @@ class _Socket:
                 raise ShuttingDown("This gateway is shutting down; connect again and send the message again.")
             if isinstance(data, ApiError):
                 raise data
-            return _body_of(parse_object(data, max_values(self._max_bytes)))
+            body = _body_of(parse_object(data, max_values(self._max_bytes)))
+            self._chain.is_warm_up = _is_warm_up(body)
+            return body
         except ApiError as error:
             return error.with_traceback(None)
 
@@ -290,6 +291,14 @@ def _body_of(message: dict[str, Any]) -> dict[str, Any]:
             raise refused(name, f"{name} cannot be {json.dumps(not value)}: {reason}; leave it out.")
     message.pop("stream_id", None)
     return {**message, "stream": True}
+
+
+def _is_warm_up(body: dict[str, Any]) -> bool:
+    """Take `generate` out of a body; return True if it is false. Raises InvalidRequest."""
+    generate = body.pop("generate", None)
+    if generate is not None and type(generate) is not bool:
+        raise refused("generate", f"generate must be true or false, not {shown(generate)}.")
+    return generate is False
 
 
 def _refusal(request: web.Request, response: web.StreamResponse) -> str:

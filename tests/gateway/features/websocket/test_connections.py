@@ -135,6 +135,48 @@ async def test_a_response_that_is_not_stored_can_be_continued_on_its_connection(
     assert last.count("one") == 3
 
 
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_warm_up_computes_its_prompt_and_can_be_continued(gateway: RunningGateway, store: bool) -> None:
+    asked: dict[str, Any] = {"store": store, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 9}
+    async with gateway.worker(answering(WHOLE)) as worker, connected(gateway) as socket:
+        await socket.send(**asked, generate=False, context_management=[{"type": "compaction", "compact_threshold": 1}])
+        events = await socket.events()
+        warm = events[-1]["response"]
+        stored = await gateway.get(f"{PATH}/{warm['id']}")
+        following = await socket.ask(**asked, input="b", previous_response_id=warm["id"])
+        # A warm-up may continue a response, and have no input.
+        again = await socket.ask(**asked, input=[], generate=False, previous_response_id=warm["id"] if store else None)
+        last = await socket.ask(**asked, input="c", previous_response_id=again["response"]["id"])
+    assert [event["type"] for event in events] == [f"response.{n}" for n in ("created", "in_progress", "completed")]
+    assert (warm["status"], warm["output"], warm["max_output_tokens"]) == ("completed", [], 9)
+    tokens = len(worker.claimed[0].prompt)
+    assert {**warm["usage"], "input_tokens_details": 0} == {
+        "input_tokens": tokens,
+        "input_tokens_details": 0,
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": tokens,
+    }
+    assert (stored.status, stored.json == warm) == ((200, True) if store else (404, False))
+    assert [request.sampling.max_tokens for request in worker.claimed] == [1, 9, 1, 9]
+    # The next prompt begins with the prompt that was computed, up to the end of its message.
+    assert following["response"]["output"]
+    told = [prompt(request) for request in worker.claimed]
+    assert "Hello" in told[0]
+    assert told[1].startswith(told[0].partition("Hello")[0] + "Hello")
+    assert [text.count("<|im_start|>user") for text in told] == [1, 2, 1, 2 if store else 1]
+    assert last["type"] == "response.completed"
+
+
+async def test_a_post_has_no_warm_up(gateway: RunningGateway) -> None:
+    """`generate` belongs to WebSockets, as at OpenAI, and to one message alone."""
+    async with gateway.worker(answering("x")), connected(gateway) as socket:
+        reply = await gateway.post(PATH, {"model": MODEL, "input": "a", "generate": False})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "generate")
+        assert (await socket.ask(generate=False))["response"]["output"] == []
+        assert (await socket.ask())["response"]["output"] != []
+
+
 async def test_images_of_a_response_that_is_not_stored_are_seen_again(start_gateway: Start, tmp_path: Path) -> None:
     gateway = await start_gateway(model=str(write_seeing_model(tmp_path / "test-model")))
     _, body = response(response_part(image_url=data_url(saved(noise("RGB", 300, 200, 1), "PNG"))))
@@ -203,7 +245,11 @@ async def test_messages_are_served_one_after_the_other(gateway: RunningGateway) 
         ({"type": ["response.create"]}, (400, "invalid_value", "type")),
         ({"stream": False}, (400, "invalid_value", "stream")),
         ({"background": True}, (400, "invalid_value", "background")),
-        ({"generate": False}, (400, "invalid_value", "generate")),
+        ({"generate": 0}, (400, "invalid_value", "generate")),
+        (
+            {"generate": False, "input": [{"role": "user", "content": "a"}, {"type": "compaction_trigger"}]},
+            (400, "invalid_value", "generate"),
+        ),
         ({"stream_id": "a"}, (400, "invalid_value", "stream_id")),
         ({"temperature": -1}, (400, "invalid_value", "temperature")),
         ({"model": "other"}, (404, "model_not_found", "model")),
