@@ -19,7 +19,7 @@ import pytest
 
 from quire.ops.paths import PROJECT_ROOT
 from tests.conftest import QuireProcess, clean_environ
-from tests.outside.clients.relay import Exchange, Relay
+from tests.outside.clients.relay import Exchange, Exchanges, Relay, SocketRelay
 from tests.outside.environments import PROGRAMS, Environments, run
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -66,6 +66,8 @@ class Force:
         body = exchange.body
         if "count_tokens" in exchange.path or not {"messages", "input"} & body.keys():
             return
+        if body.get("generate") is False:
+            return  # it has no answer
         body[self._limit] = 200
         wanted = self._choice.get("function", self._choice)["name"]
         if not self._is_over and f'"{wanted}"' in json.dumps(body.get("tools", [])):
@@ -83,7 +85,7 @@ class Force:
 class Agent:
     """An agent that is told a text, in a new or in its last thread. path: of its calls."""
 
-    relay: Relay
+    relay: Exchanges
     path: str
     command: Callable[[bool], list[str]]
     home: Path
@@ -129,7 +131,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 MCP = [sys.executable, str(PROGRAMS / "mcp_weather.py")]
 
 
-def codex(programs: Path, relay: Relay, home: Path) -> Agent:
+def codex(programs: Path, relay: Exchanges, home: Path) -> Agent:
     function = {"type": "function", "namespace": "mcp__w", "name": "get_weather"}
     form = {"format": {"type": "json_schema", "name": "said", "schema": SCHEMA}}
     relay.change = Force(function, "none", "text", form, "max_output_tokens")
@@ -234,6 +236,33 @@ def test_codex_with_the_name_of_a_model_that_gets_its_tools_in_an_item(
         assert SAID in agent.tell(QUESTION)
         assert agent.calls[0].body["input"][0]["type"] == "additional_tools"
         assert set(read_calls(agent)) == {200}
+
+
+def test_codex_over_a_websocket(programs: Path, url: str, tmp_path: Path) -> None:
+    """Codex warms its connection up, and continues it by `previous_response_id`."""
+    with SocketRelay(url) as relay:
+        agent = codex(programs, relay, tmp_path)
+        config = (tmp_path / "config.toml").read_text()
+        # It waits for the warm-up as long as for a connection.
+        more = "supports_websockets = true\nwebsocket_connect_timeout_ms = 120000\n"
+        config = config.replace("[mcp_servers", f"{more}[mcp_servers")
+        (tmp_path / "config.toml").write_text(config)
+        assert SAID in agent.tell(QUESTION)
+        # The warm-up may lack the tools of an MCP server that still starts; then Codex does not continue it.
+        _, first, second = agent.calls
+        assert second.body["previous_response_id"] == json.loads(first.answer)["response"]["id"]
+        assert [item["type"] for item in second.body["input"]] == ["function_call_output"]
+        assert RESULT in json.dumps(second.body["input"])
+        assert SAID in agent.tell("And now?", again=True)
+        before = len(agent.calls)
+        (tmp_path / "config.toml").write_text(config.partition("[mcp_servers")[0])
+        assert SAID in agent.tell("And without tools?")
+        warm, turn = agent.calls[before:]
+        assert [call.body.get("generate") for call in [*agent.calls[:2], warm, turn]] == [False, None] * 2
+        prepared = json.loads(warm.answer)["response"]
+        assert (prepared["output"], prepared["usage"]["output_tokens"]) == ([], 0)
+        assert turn.body["previous_response_id"] == prepared["id"]
+        assert [first.status, second.status, warm.status, turn.status] == [200] * 4
 
 
 def test_codex_has_the_server_compact_a_thread(programs: Path, url: str, tmp_path: Path) -> None:
