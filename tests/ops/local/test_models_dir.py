@@ -23,11 +23,13 @@ def test_one_command_serves_a_folder_one_model_at_a_time(start_quire: StartQuire
     make_checkpoint(folder / "one", "llama")
     (folder / "two").mkdir()
     write_gguf(make_checkpoint(tmp_path / "other", "llama", seed=1), folder / "two" / "model.gguf")
+    (folder / "three").mkdir()  # is being copied
     flags = ("--models-dir", str(folder), "--port", "0", "--state-dir", str(tmp_path / "state"), "--device", "cpu")
     server = start_quire("serve", *flags, environ={"QUIRE_DTYPE": "float32"})
     url = server.wait_ready()
     answers = {}
-    for name in ("one", "two", "one"):
+    for index, name in enumerate(("one", "two", "one")):
+        (folder / "three" / "model.safetensors").write_bytes(b"0" * index)
         body = {"model": name, "prompt": "Once", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         request = urllib.request.Request(
             f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -36,6 +38,8 @@ def test_one_command_serves_a_folder_one_model_at_a_time(start_quire: StartQuire
             text = json.load(response)["choices"][0]["text"]
         assert answers.setdefault(name, text) == text
     assert answers["one"] != answers["two"]
+    log = (tmp_path / "state" / "logs" / "worker-1.log").read_text()
+    assert log.count("model three is not served: three/config.json is missing") == 1
     with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as response:
         assert [card["id"] for card in json.load(response)["data"]] == ["one", "two"]
     children = children_of(server.pid)
