@@ -219,7 +219,7 @@ async def run(gateway: RunningGateway, examples: int) -> dict[str, int]:
 
 @pytest.mark.slow
 async def test_no_request_fails_and_every_answer_is_described(server: RunningGateway) -> None:
-    await run(server, 800)
+    await run(server, 1600)
 
 
 @pytest.mark.soak
