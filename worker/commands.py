@@ -8,11 +8,13 @@ from functools import partial
 
 from quire.shared.config.command_line import Command, CommandError
 from quire.shared.model.model_argument import DEFAULT_MODEL, resolve_model
+from quire.shared.redis.lean_import import skip_metrics
 from quire.worker.replay.commands import WorkerCommandSettings, canary_of
 
 
 def run_worker(settings: WorkerCommandSettings, environ: Mapping[str, str]) -> int:
     """Serve until told to stop, and end the process."""
+    skip_metrics()
     from quire.worker.main import run
 
     if settings.models_dir:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from quire.gateway.settings import GatewaySettings
 from quire.shared.config.command_line import Command
 from quire.shared.model.model_argument import resolve_model
+from quire.shared.redis.lean_import import skip_metrics
 
 
 def run_gateway(settings: GatewaySettings, environ: Mapping[str, str]) -> int:
     """Serve until told to stop."""
+    skip_metrics()
     from quire.gateway.server.main import run
 
     return run(settings if settings.discover_models else replace(settings, model=resolve_model(settings.model)))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.model.folder import is_gguf
-from quire.shared.model.gguf.model_files import gguf_json
 from quire.shared.process.errors import FileError, StartError
 
 # The size of a file other than weights.
@@ -34,7 +33,11 @@ def made_json(path: Path) -> dict[str, Any] | None:
 
     Raises FileError.
     """
-    return gguf_json(path.parent, path.name) if is_gguf(path.parent) else None
+    if not is_gguf(path.parent):
+        return None
+    from quire.shared.model.gguf.model_files import gguf_json  # memory that only GGUF models need
+
+    return gguf_json(path.parent, path.name)
 
 
 def read_json(path: Path, required: bool = False) -> dict[str, Any]:

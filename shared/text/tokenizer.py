@@ -10,8 +10,6 @@ from tokenizers import AddedToken, Tokenizer
 
 from quire.shared.model.files import ModelError, check_file, read_json
 from quire.shared.model.folder import SENTENCE_PIECES, TEKKEN, TOKENIZER, is_gguf, tokenizer_fault
-from quire.shared.model.gguf.file import open_gguf
-from quire.shared.model.gguf.tokenizer import build_tokenizer
 from quire.shared.model.sentence_pieces import load_sentence_pieces
 from quire.shared.process.errors import FileError
 from quire.shared.text.panics import faults_as
@@ -133,6 +131,10 @@ def _of_folder(folder: Path) -> Tokenizer:
 
 
 def _of_gguf(path: Path) -> Tokenizer:
+    # Memory that only GGUF models need.
+    from quire.shared.model.gguf.file import open_gguf
+    from quire.shared.model.gguf.tokenizer import build_tokenizer
+
     try:
         return build_tokenizer(open_gguf(path))
     except FileError as error:

@@ -139,7 +139,8 @@ class Stream:
     def leave(self) -> None:
         """Disconnect as a killed client does."""
         if self._connection is not None and self._connection.sock is not None:
-            self._connection.sock.shutdown(2)
+            with suppress(OSError):  # the server may have closed the connection meanwhile
+                self._connection.sock.shutdown(2)
 
     def wait_events(self, count: int, timeout_s: float = 60) -> Stream:
         """Wait until `count` events with text have arrived."""
