@@ -126,7 +126,7 @@ _HELD = web.RequestKey("held_body", tuple[BodyBudget, str, int])
 
 
 def caller_name(request: web.Request) -> str:
-    """Return the name by which the caller of a request counts."""
+    """Return the name under which the bodies of a caller are counted."""
     return caller_of(request).owner or f"address {request.remote}"
 
 

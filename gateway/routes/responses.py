@@ -37,18 +37,24 @@ __all__ = ["ResponseLines", "cancel", "compact", "count", "delete", "input_items
 CANCEL_S = 5.0
 
 
-def dialect_of(gateway: Gateway, owner: str, *more: Any) -> ResponseDialect:
+def dialect_of(gateway: Gateway, owner: str, **more: Any) -> ResponseDialect:
     """Return the dialect for the responses of one owner. more: what calls of clients have, see `ResponseDialect`."""
     settings = gateway.settings
     limits = StorageLimits(settings.response_retention_s, settings.max_conversation_bytes)
-    return ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits, *more)
+    return ResponseDialect(ResponseStore(calls.stored_calls(gateway, owner), gateway.model), limits, **more)
 
 
 def dialect(gateway: Gateway, request: web.Request) -> ResponseDialect:
     """Return the dialect for the responses that the caller of a request owns."""
     owner, is_repeated = caller_of(request).owner, partial(calls.is_repeated, gateway, request)
-    conversations, chain = ConversationStore(gateway, owner, is_repeated), request.get(CHAIN)
-    return dialect_of(gateway, owner, conversations, partial(summarise, gateway, request), is_repeated, chain)
+    return dialect_of(
+        gateway,
+        owner,
+        conversations=ConversationStore(gateway, owner, is_repeated),
+        summarise=partial(summarise, gateway, request),
+        is_repeated=is_repeated,
+        chain=request.get(CHAIN),
+    )
 
 
 def of_caller(verb: Callable[..., Awaitable[web.StreamResponse]]) -> Callable[..., Awaitable[web.StreamResponse]]:

@@ -107,8 +107,8 @@ class ModelHost:
         self._models: dict[str, FolderModel] = {}
         # Entries of the folder, those that cannot be served included.
         self._entries: dict[str, FolderEntry] = {}
-        # Why the models that are not served are not, as it was logged.
-        self._told: dict[str, str] = {}
+        # The fault that was logged last of each model that is not served.
+        self._logged: dict[str, str] = {}
         # Models whose lease this host has taken, to load them or to make room for them.
         self._claimed: set[str] = set()
         self._readers: dict[str, DemandReader] = {}
@@ -185,7 +185,7 @@ class ModelHost:
             log.warning("--models-dir %s cannot be read: %s", self._folder, error)
             return
         old, self._entries = self._entries, entries
-        self._told = {name: fault for name, fault in self._told.items() if name in entries}
+        self._logged = {name: fault for name, fault in self._logged.items() if name in entries}
         for name, entry in entries.items():
             if old.get(name) is not entry:
                 await self._take_up(entry)
@@ -205,14 +205,14 @@ class ModelHost:
                 fault = self._without_folder(str(error))
         if manifest is None:
             # A model that is being copied changes from scan to scan.
-            if self._told.get(entry.name) != fault:
+            if self._logged.get(entry.name) != fault:
                 log.error("model %s is not served: %s", entry.name, fault)
-            self._told[entry.name] = fault
+            self._logged[entry.name] = fault
             if (known := self._models.get(entry.name)) is not None and known.removed_at is None:
                 known.removed_at = asyncio.get_running_loop().time()
                 await self._forget(known)
             return
-        self._told.pop(entry.name, None)
+        self._logged.pop(entry.name, None)
         known = self._models.get(entry.name)
         if known is None:
             known = self._models[entry.name] = FolderModel(entry, ModelDemand(entry.name, 0))

@@ -5,7 +5,15 @@ import MarkdownIt from "/vendor/markdown-it-15.0.3/markdown-it.esm.min.mjs";
 import footnotes from "/vendor/markdown-it-footnote-4.0.0/index.mjs";
 import { math } from "/math-syntax.js";
 
-const parser = new MarkdownIt({ linkify: true, maxNesting: 50 }).use(footnotes).use(math);
+const parser = new MarkdownIt({ linkify: true, maxNesting: 50 });
+// After the last "]" of a text no label ends. The library would search for an end from each "[".
+const { parseLinkLabel } = parser.helpers;
+let source, last;
+parser.helpers.parseLinkLabel = (state, start, ...more) => {
+  if (state.src !== source) [source, last] = [state.src, state.src.lastIndexOf("]")];
+  return start < last ? parseLinkLabel(state, start, ...more) : -1;
+};
+parser.use(footnotes).use(math);
 // Only whole addresses are links: `file.py` and `a@b` are none.
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false }).add("ftp:", null).add("//", null);
 // A link of another scheme stays as it is written. A path is no link either, but is read as one: see `link` in markdown-dom.js.
