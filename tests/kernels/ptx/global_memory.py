@@ -1,13 +1,13 @@
 """Global memory: the memory of torch's tensors, at its own addresses."""
 
 import ctypes
-import gc
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from tests.kernels.ptx.program import PtxFault
+from tests.support.kernels.living_tensors import living_tensors
 
 
 class GlobalMemory:
@@ -77,8 +77,7 @@ class GlobalMemory:
             raise PtxFault("a global address is not aligned")
         number = self._owners(addresses, size)
         if number is None:  # the kernel may have read the addresses of tensors from another tensor
-            cpu = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.device.type == "cpu"]
-            self._take(cpu)
+            self._take(one for one in living_tensors() if one.device.type == "cpu")
             number = self._owners(addresses, size)
         if number is None:
             raise PtxFault("a global address is outside of all tensors")

@@ -19,11 +19,12 @@ The masked lanes of a load without `other` are undefined on a GPU. Here they are
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
 import torch
+
+from tests.support.kernels.living_tensors import living_tensors
 
 THREADS_OF_WARP, DEFAULT_WARPS = 32, 4
 
@@ -168,7 +169,7 @@ class Accesses:
         if _all_inside(first, size, self._extents):
             return
         # The kernel may have read the addresses of tensors from another tensor.
-        self._extents = _extents([one for one in gc.get_objects() if issubclass(type(one), torch.Tensor)])
+        self._extents = _extents(living_tensors())
         assert _all_inside(first, size, self._extents), "a program touches what belongs to no tensor"
 
 
