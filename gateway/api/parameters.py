@@ -294,7 +294,7 @@ def _check_together(name: str, table: Mapping[str, Parameter], given: Mapping[st
     parameter, value = table[name], given[name]
     if parameter.requires and not given.get(parameter.requires) and value not in parameter.neutral:
         true = ": true" if isinstance(table[parameter.requires].read, Flag) else ""
-        raise refused(name, f"{name} is allowed only with {parameter.requires}{true}; leave it out.")
+        raise refused(name, f"{name} is allowed only with {parameter.requires}{true}; set both, or leave {name} out.")
     for other, reason in parameter.excludes.items():
         if value != parameter.default and given.get(other):
             why = f": {reason}" if reason else ""

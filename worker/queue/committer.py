@@ -40,7 +40,7 @@ MAX_JOINED = 256
 # Longest time for which tokens of an unwatched request are held: less than the silence after which a gateway asks Redis
 # whether the output log of a request has more (SILENCE_S).
 HOLD_S = 0.2
-# Shortest time between two commits without results. Such a commit only asks for cancellations.
+# Shortest time from the beginning of a commit to one without results, which only asks for cancellations.
 ASK_S = 0.02
 # Largest number of remembered cancellations that arrived before the replies to their claims.
 MAX_EARLY_CANCELS = 1024
@@ -101,7 +101,7 @@ class Committer:
         self._held_since = 0.0
         # Tokens computed since the last commit for requests that emit nothing before their end, by request id.
         self._computed: dict[str, ComputedTokens] = {}
-        self._committed_at = 0.0
+        self._began_at = 0.0  # the last commit
         self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
@@ -181,7 +181,7 @@ class Committer:
             commits += self._take_held()
         if commits:
             self._steps.append(commits)
-        if commits or now - self._committed_at >= ASK_S:
+        if commits or now - self._began_at >= ASK_S:
             self._wake.set()
 
     def _hold(self, commits: list[StepCommit], now: float) -> list[StepCommit]:
@@ -263,6 +263,7 @@ class Committer:
 
     async def _commit(self, commits: list[StepCommit], is_new: bool = True) -> StepReply:
         """Commit until Redis answers. is_new: append the items to the logs of the attempts first."""
+        self._began_at = time.monotonic()
         step = PackedStep(commits)
         computed, self._computed = tuple(self._computed.values()), {}
         if is_new:
@@ -274,7 +275,6 @@ class Committer:
                 with self.counts.timed(commits):
                     reply = await self._broker.commit_step(self._worker_id, step, self._applied, computed)
                 self._applied = reply.notices
-                self._committed_at = time.monotonic()
                 return reply
             except (RedisError, OSError) as error:
                 if self._stopping:

@@ -118,10 +118,11 @@ class ResponseDialect(Dialect):
         if request.compact_threshold and may_store and self._summarise is None:
             raise refused("context_management", "context_management is not supported here; leave it out.")
         before, joined = await self._before(request)
-        # The items of a conversation are read from the stored response when it has ended.
-        is_stored = may_store and (request.is_stored or joined is not None)
         request = request.following(before)
         echo, warms_up = request.echo(), self._chain is not None and self._chain.is_warm_up
+        # A conversation gets the items of each response except a warm-up, from the stored response when it has ended.
+        adds = joined is not None and may_store and not warms_up
+        is_stored = adds or (may_store and request.is_stored)
         if warms_up:
             request, echo = request.for_warm_up(), warm_up_echo(echo)
         items = before + await self._resolved(request.items, before)
@@ -144,7 +145,7 @@ class ResponseDialect(Dialect):
                 call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error
-        if joined is not None and may_store:
+        if joined is not None and adds:
             call = replace(call, joins=(joined.id, joined.version))
         if self._chain is not None and not request.is_stored:
             self._chain.begin(items, files_of(items))

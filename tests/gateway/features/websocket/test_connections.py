@@ -168,6 +168,21 @@ async def test_a_warm_up_computes_its_prompt_and_can_be_continued(gateway: Runni
     assert last["type"] == "response.completed"
 
 
+async def test_a_warm_up_reads_its_conversation_and_adds_nothing(gateway: RunningGateway) -> None:
+    items = [{"role": "user", "content": "Remember blue."}]
+    made = (await gateway.post("/v1/conversations", {"items": items})).json["id"]
+    async with gateway.worker(answering("one")) as worker, connected(gateway) as socket:
+        warm = (await socket.ask(conversation=made, input="a", generate=False))["response"]
+        await socket.ask(conversation=made, input="b")
+        continued = await socket.ask(input="c", previous_response_id=warm["id"])
+    assert continued["type"] == "response.completed"
+    told = [prompt(request) for request in worker.claimed]
+    assert ["Remember blue." in text for text in told] == [True] * 3
+    assert [text.count("<|im_start|>user") for text in told] == [2, 2, 3]
+    listed = (await gateway.get(f"/v1/conversations/{made}/items")).json["data"]
+    assert [item["role"] for item in reversed(listed)] == ["user", "user", "assistant"]
+
+
 async def test_a_post_has_no_warm_up(gateway: RunningGateway) -> None:
     """`generate` belongs to WebSockets, as at OpenAI, and to one message alone."""
     async with gateway.worker(answering("x")), connected(gateway) as socket:

@@ -186,9 +186,12 @@ def test_rounded_scores_order_documents_as_exact_ones_do(dtype: torch.dtype, bit
     assert (found - expected).abs().max() < 0.1 * (expected.max() - expected.min())
 
 
-@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bits_do_not_depend_on_the_batch_and_chunks(dtype: torch.dtype, tmp_path: Path) -> None:
+    try:
+        kernels.CpuOps(dtype)
+    except kernels.KernelsUnavailable as missing:
+        pytest.skip(str(missing))  # plain torch adds in another order in other batches
     make_classifier(tmp_path, "Qwen3", OWN["Qwen3"])
     model = load(tmp_path, "quire", dtype)
     alone = by_engine(model, (0,), budget=200, together=False)
