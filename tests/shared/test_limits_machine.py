@@ -56,8 +56,12 @@ BUGS: dict[str, Patch] = {
 }
 
 
+# The machine takes as long to find it as to find all others.
+RAREST = "what is computed again after parking is paid twice"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [*sorted(BUGS.keys() - {RAREST}), pytest.param(RAREST, marks=pytest.mark.soak)])
 def test_the_machine_finds(bug: str, redis_server: RedisServer) -> None:
     with pytest.raises((AssertionError, KeyError)):
         walk(redis_server, 800, 80, BUGS[bug])  # draws change with the constants of the project

@@ -22,7 +22,7 @@ def test_another_thread_may_build_tuples_meanwhile():
     done = threading.Event()
 
     def search() -> None:
-        for _ in range(10):
+        for _ in range(3):
             living_tensors()
         done.set()
 
