@@ -120,9 +120,8 @@ class ResponseDialect(Dialect):
         before, joined = await self._before(request)
         request = request.following(before)
         echo, warms_up = request.echo(), self._chain is not None and self._chain.is_warm_up
-        # A conversation gets the items of each response except a warm-up, from the stored response when it has ended.
-        adds = joined is not None and may_store and not warms_up
-        is_stored = adds or (may_store and request.is_stored)
+        adds = joined is not None and may_store and not warms_up  # the items of the stored response, when it has ended
+        is_stored = may_store and (request.is_stored or adds)
         if warms_up:
             request, echo = request.for_warm_up(), warm_up_echo(echo)
         items = before + await self._resolved(request.items, before)
