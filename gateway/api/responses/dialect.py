@@ -120,8 +120,8 @@ class ResponseDialect(Dialect):
         before, joined = await self._before(request)
         request = request.following(before)
         echo, warms_up = request.echo(), self._chain is not None and self._chain.is_warm_up
-        adds = joined is not None and may_store and not warms_up  # the items of the stored response, when it has ended
-        is_stored = may_store and (request.is_stored or adds)
+        # The items of a conversation are read from the stored response when it has ended; those of a warm-up are not.
+        is_stored = may_store and (request.is_stored or (joined is not None and not warms_up))
         if warms_up:
             request, echo = request.for_warm_up(), warm_up_echo(echo)
         items = before + await self._resolved(request.items, before)
@@ -144,7 +144,7 @@ class ResponseDialect(Dialect):
                 call = await compacted_call(self._summarise, body, request, items, limits, renderer, call)
         except InvalidRequest as error:
             raise _renamed(request.renamed(error)) from error
-        if joined is not None and adds:
+        if joined is not None and may_store and not warms_up:
             call = replace(call, joins=(joined.id, joined.version))
         if self._chain is not None and not request.is_stored:
             self._chain.begin(items, files_of(items))
