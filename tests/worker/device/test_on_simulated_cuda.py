@@ -20,7 +20,7 @@ from quire.worker import build
 from quire.worker.device.cuda import memory_plan, runner
 from quire.worker.device.cuda.runner import DeviceRunner
 from quire.worker.engine.engine import Engine
-from quire.worker.engine.features.spill import start
+from quire.worker.engine.features.spill import block_spill, start
 from quire.worker.engine.offline import complete, generate
 from quire.worker.settings import WorkerSettings
 from tests.support.checkpoints import make_checkpoint
@@ -117,6 +117,8 @@ def test_evicted_blocks_that_come_back_do_not_depend_on_when_operations_run(
     """Blocks leave the device and come back by copies for which the host does not wait."""
     monkeypatch.setattr(start, "measure_read", lambda file, pool: 0.0)
     monkeypatch.setattr(start, "measure_compute", lambda engine: 30.0)
+    # The thread waits for copies that the interpreter computes, which takes as long as other processes leave it.
+    monkeypatch.setattr(block_spill, "STUCK_S", 60.0)
     prompts = [tuple((first + 3 * at) % 200 for at in range(41)) for first in (2, 30, 60, 2)]
     sizes = {"num_blocks": 8, "cuda_graphs": False, "swap_gb": 0.0}
     plain = make_engine(checkpoint, "cpu", num_blocks=8)
