@@ -50,7 +50,7 @@ def answers(url: str, numbers: list[int]) -> list[list[str]]:
 
 
 def counted(ports: dict[str, int], name: str) -> float:
-    """Return the sum of a counter of workers, by its name and labels. ports: of their metrics, by worker."""
+    """Return a counter, by its name and labels, summed over workers. ports: of /metrics, by worker."""
     replies = [urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) for port in ports.values()]
     lines = [line for reply in replies for line in reply.read().decode().splitlines()]
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))

@@ -64,10 +64,10 @@ def kinds() -> list[Any]:
     seen: set[str] = set()
     found = []
     for kind in (*ARCHITECTURES, *VISION):
-        row = on_the_page()[kind]
-        is_first = row.architecture not in seen and kind not in SLOWEST
-        seen |= {row.architecture} if is_first else set()
-        is_in_ci = is_first and (row.by == OWN_DECODER or len(seen) % 4 == 0)
+        served = on_the_page()[kind]
+        is_first = served.architecture not in seen and kind not in SLOWEST
+        seen |= {served.architecture} if is_first else set()
+        is_in_ci = is_first and (served.by == OWN_DECODER or len(seen) % 4 == 0)
         found.append(pytest.param(kind, marks=pytest.mark.slow if is_in_ci else pytest.mark.soak))
     return found
 

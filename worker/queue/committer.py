@@ -101,7 +101,7 @@ class Committer:
         self._held_since = 0.0
         # Tokens computed since the last commit for requests that emit nothing before their end, by request id.
         self._computed: dict[str, ComputedTokens] = {}
-        self._began_at = 0.0  # the last commit
+        self._commit_began_at = 0.0
         self._early_cancels: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
@@ -181,7 +181,7 @@ class Committer:
             commits += self._take_held()
         if commits:
             self._steps.append(commits)
-        if commits or now - self._began_at >= ASK_S:
+        if commits or now - self._commit_began_at >= ASK_S:
             self._wake.set()
 
     def _hold(self, commits: list[StepCommit], now: float) -> list[StepCommit]:
@@ -263,7 +263,7 @@ class Committer:
 
     async def _commit(self, commits: list[StepCommit], is_new: bool = True) -> StepReply:
         """Commit until Redis answers. is_new: append the items to the logs of the attempts first."""
-        self._began_at = time.monotonic()
+        self._commit_began_at = time.monotonic()
         step = PackedStep(commits)
         computed, self._computed = tuple(self._computed.values()), {}
         if is_new:

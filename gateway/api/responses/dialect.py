@@ -120,7 +120,7 @@ class ResponseDialect(Dialect):
         before, joined = await self._before(request)
         request = request.following(before)
         echo, warms_up = request.echo(), self._chain is not None and self._chain.is_warm_up
-        # The items of a conversation are read from the stored response when it has ended; those of a warm-up are not.
+        # A conversation gets its items from the stored response when that has ended. A warm-up adds none.
         is_stored = may_store and (request.is_stored or (joined is not None and not warms_up))
         if warms_up:
             request, echo = request.for_warm_up(), warm_up_echo(echo)
